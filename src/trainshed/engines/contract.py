@@ -1,0 +1,221 @@
+"""What an engine is: the one interface between the controller and whatever runs programs.
+
+The controller is level-triggered. It may be killed between any two calls and will then make the same
+call again, so every method below is idempotent. The numbered rules are what the conformance suite
+(``tests/engines/conformance.py``) proves of every engine.
+
+1.  ``launch`` starts user code of an attempt **at most once**, however often it is called, also
+    across restarts of this process and of the server (promise P3).
+2.  ``launch`` returns once the intent is durable; it does not wait for the program.
+3.  ``observe`` reports facts from durable evidence, never from this process's memory.
+4.  An attempt that the engine never heard of is ``ABSENT``: launching it is safe.
+5.  An attempt whose start cannot be excluded and whose end is unknown is ``LOST``, never ``ABSENT``.
+6.  ``stop`` asks the program to end (SIGTERM, then SIGKILL after the grace); it is remembered, so a
+    ``stop`` before the program started means that it never starts.
+7.  ``release`` ends every process of the attempt, also those that left its session or were
+    re-parented, and answers ``confirmed`` only on evidence (promise P6).
+8.  ``sweep`` finds and ends whatever carries our mark and belongs to no attempt in ``known``.
+9.  The work directory stays readable until ``release``; the log until ``forget``.
+10. Exit codes are raw: a signal ``N`` is reported as ``128 + N`` together with ``signal=N``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from trainshed.model.resources import Gpu, Node
+
+
+class Phase(StrEnum):
+    """How far an attempt got, by durable evidence."""
+
+    ABSENT = "absent"
+    """The engine holds nothing under this id."""
+    PREPARING = "preparing"
+    """Accepted; user code has certainly not started."""
+    RUNNING = "running"
+    """The start marker exists and the replica's shim is alive."""
+    EXITED = "exited"
+    """An exit record exists; no more output will come."""
+    LOST = "lost"
+    """User code may have started, nothing watches it and no exit record exists."""
+
+
+class EndedBy(StrEnum):
+    """Why a program ended, as the shim saw it."""
+
+    EXIT = "exit"
+    """By itself: exit code or a signal nobody of ours sent."""
+    STOP = "stop"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    """The kernel's out-of-memory killer acted inside the attempt's limit."""
+    DISK = "disk"
+    """The work directory outgrew the attempt's disk limit."""
+    NOT_STARTED = "not_started"
+    """The platform could not start it; ``detail`` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFile:
+    """One file that the work directory holds at start, copied from ``source``."""
+
+    path: str
+    """Relative POSIX path, already validated."""
+    source: Path
+    """A file with the exact bytes (usually a blob). It must not be modified or hard-linked."""
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one replica. What the machine cannot enforce is reported in ``Enforcement``."""
+
+    cpus: int
+    memory_mb: int
+    storage_mb: int
+    shm_mb: int
+    pids: int = 4096
+    log_bytes: int = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything needed to start one replica of an attempt. Frozen before any side effect."""
+
+    attempt_id: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """The program's own variables; the engine adds PATH, HOME and the GPU variables."""
+    files: Sequence[TreeFile]
+    gpus: tuple[Gpu, ...]
+    limits: Limits
+    timeout_seconds: int
+    """Counted from the start of user code, enforced without the server."""
+    stop_grace_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The durable exit record of a replica."""
+
+    code: int | None
+    """Raw exit code; ``None`` if the program never started."""
+    signal: int | None
+    ended_by: EndedBy
+    finished_at: float
+    """Unix seconds."""
+    detail: str = ""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """``max_memory_mb``, ``cpu_seconds``, ``log_bytes``, ``dropped_log_bytes`` where known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What durable evidence says about one attempt now."""
+
+    phase: Phase
+    started_at: float | None = None
+    """Unix seconds, written just before user code was executed; ``None`` if it did not start."""
+    exit: Exit | None = None
+    detail: str = ""
+    enforcement: Mapping[str, str] = field(default_factory=dict)
+    """Limit name -> how it is enforced (``cgroup-v1``, ``rlimit``, ``watched``) or ``not enforced``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The outcome of one try to release an attempt."""
+
+    confirmed: bool
+    checks: Mapping[str, str]
+    """Each check made and what it saw, e.g. ``{"cgroup": "empty, removed", "shim": "gone"}``."""
+    killed: int = 0
+    """Processes that were still there and had to be killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """Where the frames of one replica's output lie (format: ``trainshed.jobkit.frames``)."""
+
+    frames: Path
+    index: Path
+
+
+class EngineError(Exception):
+    """An engine could not do what it was asked. ``retryable`` says whether asking again can help."""
+
+    def __init__(self, code: str, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retryable = retryable
+
+
+class Engine(Protocol):
+    """One place where attempts run. See the numbered rules at the top of this module."""
+
+    name: str
+
+    def nodes(self) -> Sequence[Node]:
+        """The machines there are now, with their totals (not what is free)."""
+        ...
+
+    def enforcement(self) -> Mapping[str, str]:
+        """How each limit would be enforced here (for ``trainshed doctor``)."""
+        ...
+
+    def launch(self, launch: Launch) -> None:
+        """Start the attempt at most once. Raises `EngineError` if it cannot even be prepared."""
+        ...
+
+    def launch_many(self, launches: Iterable[Launch]) -> Mapping[str, EngineError]:
+        """``launch`` for each; failures by attempt id. Cheaper than a loop where that is possible."""
+        ...
+
+    def observe(self, attempt_ids: Collection[str]) -> Mapping[str, Observation]:
+        """What evidence says about each of these attempts; every id gets an answer."""
+        ...
+
+    def changed(self, timeout: float) -> set[str]:
+        """Ids that may have changed since the last call; waits up to ``timeout`` seconds.
+
+        A hint only: ids may be missing (after a restart, say) or listed without a change.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """Make a waiting ``changed`` return at once (thread-safe)."""
+        ...
+
+    def stop(self, attempt_id: str, *, grace_seconds: float | None = None) -> None:
+        """Ask the attempt to end; returns at once. Unknown ids are remembered as stopped."""
+        ...
+
+    def work_directory(self, attempt_id: str) -> Path:
+        """Where declared outputs are collected from."""
+        ...
+
+    def logs(self, attempt_id: str) -> LogFiles:
+        """Where the attempt's output lies; the files need not exist yet."""
+        ...
+
+    def release(self, attempt_id: str) -> Release:
+        """End and remove everything the attempt holds except its log; bounded, may block seconds."""
+        ...
+
+    def forget(self, attempt_id: str) -> None:
+        """Delete what is left of a released attempt, its log included (retention)."""
+        ...
+
+    def sweep(self, known: Collection[str]) -> Sequence[str]:
+        """End strangers: what carries our mark but belongs to no id in ``known``. Returns their ids."""
+        ...
+
+    def close(self) -> None:
+        """Let go of this process's handles. Attempts go on running."""
+        ...
