@@ -1,0 +1,353 @@
+"""Content-addressed storage: bytes under the name of their SHA-256, durable and verified before they count.
+
+A blob is written to a hidden part file, hashed on the way, synced, read back from the device, hashed again and
+only then renamed to its name (contract E105). Whoever sees a name sees the whole, right content; a crash, a
+full disk or a wrong digest leaves nothing visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+BUFFER_BYTES = 1 << 20
+_NAME = re.compile(r"[0-9a-f]{64}")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class BlobError(Exception):
+    """The store could not do what it was asked; nothing became visible."""
+
+
+class BlobNotFound(BlobError):
+    """There is no blob of that name."""
+
+
+class BlobTooLarge(BlobError):
+    """The source holds more bytes than the caller allows."""
+
+
+class DigestMismatch(BlobError):
+    """The bytes are not those that were promised."""
+
+
+class ReadBackMismatch(DigestMismatch):
+    """What the device gave back is not what was written: the storage is faulty."""
+
+
+class StoreFull(BlobError):
+    """The disk or its quota is full."""
+
+
+class StoreUnavailable(BlobError):
+    """The store's folder cannot be used: read-only, not permitted, an I/O error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A stored, verified content."""
+
+    sha256: str
+    size: int
+
+
+class Readable(Protocol):
+    """A source of bytes; ``b""`` is its end. Errors it raises pass through `BlobStore.put` unchanged."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class BlobStore(Protocol):
+    """Where immutable content lies. All methods are thread-safe; names are 64 lower-case hex digits."""
+
+    def put(
+        self,
+        source: Readable,
+        *,
+        sha256: str | None = None,
+        size: int | None = None,
+        limit: int | None = None,
+    ) -> Blob:
+        """Store all bytes of ``source``, durable and verified when this returns.
+
+        ``sha256`` and ``size`` are what the sender promised: raises `DigestMismatch` where the bytes differ.
+        Raises `BlobTooLarge` beyond ``limit`` bytes, `StoreFull`, `StoreUnavailable`. Storing what is there
+        already is fine and heals a damaged copy.
+        """
+        ...
+
+    def open(self, sha256: str, start: int = 0, length: int | None = None) -> BlobReader:
+        """Read ``length`` bytes (or to the end) from byte ``start``. Raises `BlobNotFound`."""
+        ...
+
+    def size(self, sha256: str) -> int:
+        """Bytes of a blob. Raises `BlobNotFound`."""
+        ...
+
+    def exists(self, sha256: str) -> bool: ...
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Those of ``names`` that are not stored, each once, in the order given."""
+        ...
+
+    def delete(self, sha256: str) -> bool:
+        """Remove a blob; whether there was one. Readers that have it open go on reading."""
+        ...
+
+    def verify(self, sha256: str) -> Blob:
+        """Read a stored blob whole and compare. Raises `ReadBackMismatch`, `BlobNotFound`."""
+        ...
+
+
+class BlobReader(io.RawIOBase):
+    """A window on a blob's bytes."""
+
+    def __init__(self, fd: int, start: int, length: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self._place = start
+        self._left = length
+
+    @property
+    def remaining(self) -> int:
+        """Bytes of the window that were not read yet."""
+        return self._left
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def readinto(self, buffer: memoryview | bytearray, /) -> int:  # type: ignore[override]  # any writable buffer
+        view = memoryview(buffer).cast("B")[: self._left]
+        count = os.preadv(self._fd, [view], self._place) if view else 0
+        self._place += count
+        self._left -= count
+        return count
+
+    def chunks(self, size: int = BUFFER_BYTES) -> Iterator[bytes]:
+        """The rest of the window in pieces of at most ``size`` bytes."""
+        while piece := self.read(size):
+            yield piece
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._fd)
+        super().close()
+
+
+class FolderBlobStore:
+    """A `BlobStore` in a local folder; several processes may use the same one.
+
+    Opening it creates the folder and removes part files whose writers are gone. Raises `StoreUnavailable`
+    where that cannot be done.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._blobs = root / "sha256"
+        self._parts = root / "incoming"
+        with _store_errors(root):
+            for folder in (root, self._blobs, self._parts):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._remove_abandoned_parts()
+
+    def put(
+        self,
+        source: Readable,
+        *,
+        sha256: str | None = None,
+        size: int | None = None,
+        limit: int | None = None,
+    ) -> Blob:
+        """See `BlobStore.put`."""
+        with self._part_file() as (fd, part):
+            blob = self._write(fd, source, size, limit)
+            if sha256 is not None and blob.sha256 != sha256:
+                raise DigestMismatch(f"promised sha256 {sha256}, received {blob.sha256} ({blob.size} bytes)")
+            if size is not None and blob.size != size:
+                raise DigestMismatch(f"promised {size} bytes, received {blob.size}")
+            with _store_errors(part):
+                self._settle(fd)
+                if (read_back := _hash_file(fd)) != blob:
+                    raise ReadBackMismatch(
+                        f"wrote {blob.size} bytes with sha256 {blob.sha256}, the device gave back "
+                        f"{read_back.size} with {read_back.sha256}"
+                    )
+                os.fchmod(fd, 0o444)
+                self._publish(part, self._place(blob.sha256))
+        return blob
+
+    def path(self, sha256: str) -> Path:
+        """The blob's file, to be read only. Raises `BlobNotFound`."""
+        place = self._place(_checked(sha256))
+        if not place.exists():
+            raise BlobNotFound(f"no blob {sha256}")
+        return place
+
+    def open(self, sha256: str, start: int = 0, length: int | None = None) -> BlobReader:
+        """See `BlobStore.open`. A window that goes past the end is cut there."""
+        if start < 0 or (length is not None and length < 0):
+            raise ValueError("start and length are counted from 0")
+        with _store_errors(self._place(_checked(sha256)), absent=sha256) as place:
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        rest = max(0, os.fstat(fd).st_size - start)
+        return BlobReader(fd, start, rest if length is None else min(rest, length))
+
+    def size(self, sha256: str) -> int:
+        """See `BlobStore.size`."""
+        with _store_errors(self._place(_checked(sha256)), absent=sha256) as place:
+            return place.stat().st_size
+
+    def exists(self, sha256: str) -> bool:
+        """Whether the blob is stored."""
+        return self._place(_checked(sha256)).exists()
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """See `BlobStore.missing`."""
+        return [name for name in dict.fromkeys(names) if not self.exists(name)]
+
+    def delete(self, sha256: str) -> bool:
+        """See `BlobStore.delete`."""
+        with contextlib.suppress(BlobNotFound):
+            with _store_errors(self._place(_checked(sha256)), absent=sha256) as place:
+                place.unlink()
+            return True
+        return False
+
+    def verify(self, sha256: str) -> Blob:
+        """See `BlobStore.verify`."""
+        with self.open(sha256) as reader:
+            found = _hash_file(reader.fileno())
+        if found.sha256 != sha256:
+            raise ReadBackMismatch(f"blob {sha256} is damaged: its {found.size} bytes have {found.sha256}")
+        return found
+
+    def _place(self, sha256: str) -> Path:
+        return self._blobs / sha256[:2] / sha256
+
+    def _write(self, fd: int, source: Readable, size: int | None, limit: int | None) -> Blob:
+        digest, total = hashlib.sha256(), 0
+        for piece in _pieces(source):
+            total += len(piece)
+            if limit is not None and total > limit:
+                raise BlobTooLarge(f"more than {limit} bytes")
+            if size is not None and total > size:
+                raise DigestMismatch(f"promised {size} bytes, received more")
+            digest.update(piece)
+            with _store_errors(self._parts):
+                left = piece
+                while left:
+                    left = left[os.write(fd, left) :]
+        return Blob(digest.hexdigest(), total)
+
+    def _settle(self, fd: int) -> None:
+        """Bring the part file to the device and drop the cached copy: reading back shall mean something."""
+        os.fsync(fd)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _publish(self, part: Path, place: Path) -> None:
+        try:
+            part.rename(place)
+        except FileNotFoundError:
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            _sync_folder(place.parent.parent)
+            part.rename(place)
+        _sync_folder(place.parent)
+
+    @contextlib.contextmanager
+    def _part_file(self) -> Iterator[tuple[int, Path]]:
+        """A new part file, locked for as long as its writer lives; gone afterwards unless renamed."""
+        while True:
+            part = self._parts / secrets.token_hex(16)
+            with _store_errors(part):
+                fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            # Another process that opens the store may remove the file before it is locked.
+            if _locked(fd) and os.fstat(fd).st_nlink:
+                break
+            os.close(fd)
+        try:
+            yield fd, part
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+
+    def _remove_abandoned_parts(self) -> None:
+        for part in self._parts.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    if _locked(fd):
+                        part.unlink(missing_ok=True)
+                finally:
+                    os.close(fd)
+
+
+def _checked(sha256: str) -> str:
+    if not _NAME.fullmatch(sha256):
+        raise BlobNotFound(f"{sha256[:80]!r} is not a blob's name (64 lower-case hex digits)")
+    return sha256
+
+
+def _pieces(source: Readable) -> Iterator[memoryview]:
+    readinto = getattr(source, "readinto", None)
+    if readinto is None:
+        while data := source.read(BUFFER_BYTES):
+            yield memoryview(data)
+        return
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    while count := readinto(buffer):
+        yield buffer[:count]
+
+
+def _hash_file(fd: int) -> Blob:
+    digest, size = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    while count := os.preadv(fd, [buffer], size):
+        digest.update(buffer[:count])
+        size += count
+    return Blob(digest.hexdigest(), size)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _store_errors(path: Path, *, absent: str | None = None) -> Iterator[Path]:
+    """Turn the system's errors into the store's, each with the place it is about."""
+    try:
+        yield path
+    except FileNotFoundError as error:
+        if absent is not None:
+            raise BlobNotFound(f"no blob {absent}") from None
+        raise StoreUnavailable(f"{path}: {error.strerror}") from error
+    except OSError as error:
+        kind = StoreFull if error.errno in _FULL else StoreUnavailable
+        raise kind(f"{path}: {error.strerror}") from error

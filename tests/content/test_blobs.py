@@ -1,0 +1,253 @@
+"""The blob store: nothing half visible, nothing wrong visible, whatever happens on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainshed.content.blobs import (
+    BlobNotFound,
+    BlobTooLarge,
+    DigestMismatch,
+    FolderBlobStore,
+    ReadBackMismatch,
+    StoreFull,
+    StoreUnavailable,
+)
+
+DATA = b"some bytes\n" * 1000
+NAME = hashlib.sha256(DATA).hexdigest()
+
+
+def files_below(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+def assert_nothing_is_left(store: FolderBlobStore) -> None:
+    assert files_below(store.root) == []
+
+
+class OnlyRead:
+    """A source without ``readinto``, in odd pieces."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+
+    def read(self, size: int, /) -> bytes:
+        return self._stream.read(min(size, 77))
+
+
+@pytest.mark.parametrize("source", [io.BytesIO, OnlyRead])
+def test_E105_a_stored_blob_is_there_under_its_digest(store, source):
+    blob = store.put(source(DATA), sha256=NAME, size=len(DATA))
+    assert (blob.sha256, blob.size) == (NAME, len(DATA))
+    assert store.path(NAME).read_bytes() == DATA
+    assert store.exists(NAME)
+    assert store.size(NAME) == len(DATA)
+    assert store.verify(NAME) == blob
+    assert len(files_below(store.root)) == 1
+
+
+def test_an_empty_blob_is_a_blob(store):
+    blob = store.put(io.BytesIO(b""))
+    assert blob.size == 0
+    assert store.open(blob.sha256).read() == b""
+
+
+def test_a_broken_promise_of_digest_or_size_leaves_nothing(store):
+    with pytest.raises(DigestMismatch, match="promised sha256"):
+        store.put(io.BytesIO(DATA), sha256="0" * 64)
+    for size in (len(DATA) - 1, len(DATA) + 1):
+        with pytest.raises(DigestMismatch, match=f"promised {size} bytes"):
+            store.put(io.BytesIO(DATA), size=size)
+    assert_nothing_is_left(store)
+
+
+def test_more_bytes_than_allowed_are_refused_before_they_are_all_read(store):
+    source = io.BytesIO(b"x" * (8 << 20))
+    with pytest.raises(BlobTooLarge):
+        store.put(source, limit=100)
+    assert source.tell() < 2 << 20
+    assert_nothing_is_left(store)
+
+
+def test_an_error_of_the_source_passes_through_and_leaves_nothing(store):
+    class Torn(io.RawIOBase):
+        calls = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: memoryview) -> int:
+            self.calls += 1
+            if self.calls > 2:
+                raise ConnectionResetError("peer went away")
+            return len(buffer)
+
+    with pytest.raises(ConnectionResetError):
+        store.put(Torn())
+    assert_nothing_is_left(store)
+
+
+def test_E105_a_byte_that_flips_between_write_and_read_back_is_found(tmp_path):
+    class FaultyDisk(FolderBlobStore):
+        def _settle(self, fd: int) -> None:
+            super()._settle(fd)
+            os.pwrite(fd, b"S", 0)
+
+    store = FaultyDisk(tmp_path / "blobs")
+    with pytest.raises(ReadBackMismatch, match="gave back"):
+        store.put(io.BytesIO(DATA))
+    assert_nothing_is_left(store)
+
+
+def test_storing_again_heals_a_damaged_copy(store):
+    store.put(io.BytesIO(DATA))
+    place = store.path(NAME)
+    place.chmod(0o600)
+    place.write_bytes(b"damaged")
+    with pytest.raises(ReadBackMismatch, match="is damaged"):
+        store.verify(NAME)
+    store.put(io.BytesIO(DATA))
+    assert store.verify(NAME).size == len(DATA)
+
+
+def test_identical_puts_at_the_same_time_all_succeed(store):
+    start = threading.Barrier(8)
+
+    def put(_: int) -> str:
+        start.wait()
+        return store.put(io.BytesIO(DATA)).sha256
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(put, range(8))) == {NAME}
+    assert files_below(store.root) == [store.path(NAME)]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(mount_tmpfs):
+    store = FolderBlobStore(mount_tmpfs("size=1m") / "blobs")
+    with pytest.raises(StoreFull, match="No space left"):
+        store.put(io.BytesIO(os.urandom(4 << 20)))
+    assert_nothing_is_left(store)
+    store.put(io.BytesIO(DATA), sha256=NAME)
+
+
+def test_a_disk_without_inodes_is_full_too(mount_tmpfs):
+    store = FolderBlobStore(mount_tmpfs("size=1m,nr_inodes=6") / "blobs")
+
+    def fill() -> None:
+        for n in range(6):
+            store.put(io.BytesIO(bytes([n])))
+
+    with pytest.raises(StoreFull):
+        fill()
+    assert not list((store.root / "incoming").iterdir())
+
+
+def test_a_read_only_folder_is_named(mount_tmpfs):
+    disk = mount_tmpfs("size=1m")
+    store = FolderBlobStore(disk / "blobs")
+    store.put(io.BytesIO(DATA))
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(StoreUnavailable, match="Read-only"):
+        store.put(io.BytesIO(b"more"))
+    with pytest.raises(StoreUnavailable, match="Read-only"):
+        store.delete(NAME)
+    assert store.open(NAME).read() == DATA
+    with pytest.raises(StoreUnavailable):
+        FolderBlobStore(disk / "other")
+
+
+@given(start=st.integers(0, 12_000), length=st.none() | st.integers(0, 12_000))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_window_reads_what_a_slice_reads(store, start, length):
+    store.put(io.BytesIO(DATA))
+    end = None if length is None else start + length
+    with store.open(NAME, start, length) as reader:
+        assert reader.remaining == len(DATA[start:end])
+        assert b"".join(reader.chunks(501)) == DATA[start:end]
+
+
+def test_unknown_and_malformed_names_are_not_found(store):
+    for name in ("0" * 64, "../../etc/passwd", NAME.upper(), "", NAME + "\n"):
+        for call in (store.open, store.path, store.size, store.verify):
+            with pytest.raises(BlobNotFound):
+                call(name)
+    with pytest.raises(ValueError, match="from 0"):
+        store.open(NAME, -1)
+
+
+def test_missing_lists_each_absent_name_once_in_order(store):
+    store.put(io.BytesIO(DATA))
+    assert store.missing(["1" * 64, NAME, "0" * 64, "1" * 64]) == ["1" * 64, "0" * 64]
+
+
+def test_delete_keeps_open_readers_alive(store):
+    store.put(io.BytesIO(DATA))
+    with store.open(NAME) as reader:
+        assert store.delete(NAME)
+        assert reader.read() == DATA
+    assert not store.delete(NAME)
+    assert not store.exists(NAME)
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from trainshed.content.blobs import FolderBlobStore
+
+class Endless:
+    def read(self, size):
+        print("reading", flush=True)
+        time.sleep(60)
+        return b""
+
+FolderBlobStore(Path(sys.argv[1])).put(Endless())
+"""
+
+
+def test_P1_the_part_file_of_a_killed_writer_goes_and_that_of_a_living_one_stays(store):
+    with subprocess.Popen([sys.executable, "-c", WRITER, store.root], stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout.readline() == b"reading\n"
+            FolderBlobStore(store.root)
+            assert len(files_below(store.root)) == 1
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            writer.wait(10)
+    FolderBlobStore(store.root)
+    assert_nothing_is_left(store)
+
+
+def test_storing_takes_at_most_twice_as_long_as_sha256sum_and_cp(store, tmp_path):
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.write_bytes(os.urandom(64 << 20))
+
+    def peers() -> None:
+        subprocess.run(["sha256sum", source], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cp", source, copy], check=True)
+        copy.unlink()
+
+    def ours() -> None:
+        with source.open("rb", buffering=0) as stream:
+            store.delete(store.put(stream).sha256)
+
+    def seconds(work) -> float:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    # Side by side, best of five: other work on the machine slows both.
+    assert min(seconds(ours) for _ in range(5)) <= 2 * min(seconds(peers) for _ in range(5))
