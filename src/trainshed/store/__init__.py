@@ -1,0 +1,1 @@
+"""The database: tables, migrations, queries, events. The only room that knows SQL."""

@@ -1,0 +1,204 @@
+"""Connections and transactions, the same for SQLite and PostgreSQL.
+
+SQLite has one writer: a thread that runs every waiting write in one transaction, each inside its own
+savepoint, and answers all of them after the one commit. A caller's write is durable when ``write``
+returns, at a fraction of a disk flush each. PostgreSQL groups commits by itself, so there every caller
+uses its own transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+T = TypeVar("T")
+Write = Callable[[Connection], T]
+
+MAX_GROUP = 256
+_SERIALIZATION_FAILURES = frozenset({"40001", "40P01"})
+_RETRIES = 5
+
+
+class DatabaseUnavailable(Exception):
+    """The database did not answer; asking again may help."""
+
+
+class Database:
+    """A database and its two ways in: ``read`` and ``write``. Thread-safe."""
+
+    def __init__(self, url: str) -> None:
+        self.url = make_url(url)
+        self.dialect = self.url.get_backend_name()
+        if self.dialect == "sqlite":
+            self.engine = _sqlite(url)
+        else:
+            driver = self.url.set(drivername="postgresql+psycopg")
+            self.engine = create_engine(driver, pool_size=16, max_overflow=32, pool_pre_ping=True)
+        self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._writer = _GroupWriter(self.engine) if self.dialect == "sqlite" else None
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_write(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` (quickly, from any thread) after each commit made through this object."""
+        self._listeners.append(listener)
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection for reading; each statement sees the newest committed state."""
+        try:
+            with self._reading.connect() as connection:
+                yield connection
+        except OperationalError as error:
+            raise DatabaseUnavailable(str(error.orig)) from error
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection on which all statements see one committed state."""
+        try:
+            with self.engine.connect() as plain:
+                options: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+                if self.dialect == "sqlite":
+                    options = {"trainshed_begin": "BEGIN"}
+                connection = plain.execution_options(**options)
+                with connection.begin():
+                    yield connection
+        except OperationalError as error:
+            raise DatabaseUnavailable(str(error.orig)) from error
+
+    def write(self, work: Write[T]) -> T:
+        """Run ``work`` in a transaction; it is durable when this returns.
+
+        ``work`` may run more than once and may share the transaction with others, so it does nothing
+        but database work. Whatever it raises undoes its own statements and is raised here.
+        """
+        result = self._writer.submit(work).result() if self._writer else self._write_postgresql(work)
+        for listener in self._listeners:
+            listener()
+        return result
+
+    def _write_postgresql(self, work: Write[T]) -> T:
+        for tries_left in reversed(range(_RETRIES)):
+            try:
+                with self.engine.begin() as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                if tries_left and getattr(error.orig, "sqlstate", None) in _SERIALIZATION_FAILURES:
+                    continue
+                if isinstance(error, OperationalError):
+                    raise DatabaseUnavailable(str(error.orig)) from error
+                raise
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def close(self) -> None:
+        if self._writer:
+            self._writer.close()
+        self.engine.dispose()
+
+
+class _GroupWriter:
+    """The one thread that writes to SQLite."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: queue.SimpleQueue[tuple[Write[Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Write[T]) -> Future[T]:
+        if self._closed:
+            raise DatabaseUnavailable("the database is closed")
+        future: Future[T] = Future()
+        self._waiting.put((work, future))
+        return future
+
+    def close(self) -> None:
+        self._closed = True
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            item = self._waiting.get()
+            if item is None:
+                return
+            group, last = [item], False
+            with contextlib.suppress(queue.Empty):
+                while len(group) < MAX_GROUP:
+                    following = self._waiting.get_nowait()
+                    if following is None:
+                        last = True
+                        break
+                    group.append(following)
+            self._commit(group)
+            if last:
+                return
+
+    def _commit(self, group: list[tuple[Write[Any], Future[Any]]]) -> None:
+        done: list[tuple[Future[Any], Any]] = []
+        try:
+            with self._engine.begin() as connection:
+                for work, future in group:
+                    self._run_one(connection, work, future, done)
+        except BaseException as error:  # noqa: BLE001 - every waiting caller must get an answer
+            reason = DatabaseUnavailable(str(error)) if isinstance(error, DBAPIError) else error
+            for _, future in group:
+                if not future.done():
+                    future.set_exception(reason)
+            return
+        for future, value in done:
+            future.set_result(value)
+
+    @staticmethod
+    def _run_one(
+        connection: Connection,
+        work: Write[Any],
+        future: Future[Any],
+        done: list[tuple[Future[Any], Any]],
+    ) -> None:
+        connection.exec_driver_sql("SAVEPOINT one")
+        try:
+            value = work(connection)
+        except BaseException as error:  # noqa: BLE001 - belongs to this caller alone
+            connection.exec_driver_sql("ROLLBACK TO one")
+            connection.exec_driver_sql("RELEASE one")
+            wrapped = isinstance(error, OperationalError)
+            future.set_exception(DatabaseUnavailable(str(error)) if wrapped else error)
+        else:
+            connection.exec_driver_sql("RELEASE one")
+            done.append((future, value))
+
+
+def _sqlite(url: str) -> Engine:
+    engine = create_engine(url, pool_size=24, max_overflow=64, connect_args={"check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        # The driver's own BEGIN comes too late for a write lock; SQLAlchemy's event gives it instead.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "busy_timeout=30000",
+            "cache_size=-16000",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        if options.get("isolation_level") != "AUTOCOMMIT":
+            connection.exec_driver_sql(options.get("trainshed_begin", "BEGIN IMMEDIATE"))
+
+    return engine

@@ -1,0 +1,224 @@
+"""Jobs and Trials: inserting what was accepted, and reading it back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, insert, or_, select
+
+from trainshed.model.errors import Refusal
+from trainshed.model.states import E_TRIAL_WORDS, WAITING, OutputStatus, State
+from trainshed.store.events import NewEvent, record
+from trainshed.store.records import Allocation, Artifact, Attempt, Job, Trial
+from trainshed.store.tables import allocations, artifacts, attempts, jobs, trials
+
+_ALL_JOBS = select(jobs)
+_ALL_TRIALS = select(trials)
+_WAITING = tuple(str(state) for state in WAITING)
+
+
+def trial_of(row: Any) -> Trial:
+    """A row of ``trials`` as a `Trial`."""
+    values = list(row)
+    values[_STATE] = State(values[_STATE])
+    values[_OUTPUT] = OutputStatus(values[_OUTPUT])
+    return Trial(*values)
+
+
+_STATE = trials.c.keys().index("state")
+_OUTPUT = trials.c.keys().index("output_status")
+
+
+def find_by_request(connection: Connection, project_id: str, request_id: str) -> Job | None:
+    """The Job that a request id names in a project (promise P2)."""
+    row = connection.execute(
+        _ALL_JOBS.where(jobs.c.project_id == project_id, jobs.c.request_id == request_id),
+    ).first()
+    return Job(*row) if row else None
+
+
+def insert_job(connection: Connection, job: Job, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert a Job with its Trials (columns of ``trials``) and its first events."""
+    connection.execute(insert(jobs).values(**{c.name: getattr(job, c.name) for c in jobs.c}))
+    connection.execute(insert(trials), list(rows))
+    accepted = NewEvent(
+        job.id,
+        None,
+        job.created_at,
+        job.submitted_by,
+        "ACCEPTED",
+        f"Accepted {len(rows)} Trial{'s' * (len(rows) > 1)} under request id {job.request_id}.",
+    )
+    frozen = [
+        NewEvent(
+            job.id,
+            row["id"],
+            job.created_at,
+            job.submitted_by,
+            "QUEUED",
+            f"Queued {row['name']}: {row['runner']}@{row['revision'][:12]} on {row['gpus']} x {row['gpu_type']}.",
+            None,
+            State.QUEUED,
+        )
+        for row in rows
+    ]
+    record(connection, [accepted, *frozen])
+
+
+def find_job(connection: Connection, project_id: str | None, job_id: str) -> Job | None:
+    """A Job of a project (of any project when ``project_id`` is ``None``)."""
+    query = _ALL_JOBS.where(jobs.c.id == job_id)
+    if project_id is not None:
+        query = query.where(jobs.c.project_id == project_id)
+    row = connection.execute(query).first()
+    return Job(*row) if row else None
+
+
+def get_job(connection: Connection, project_id: str, job_id: str) -> Job:
+    """The Job; raises `Refusal` ``JOB_NOT_FOUND``, also for other projects' ids."""
+    job = find_job(connection, project_id, job_id)
+    if job is None:
+        raise Refusal.of("JOB_NOT_FOUND", f"there is no Job `{job_id[:80]}` in this project", path="job_id")
+    return job
+
+
+def list_jobs(
+    connection: Connection,
+    project_id: str,
+    *,
+    status: str | None = None,
+    before: str | None = None,
+    limit: int = 25,
+) -> list[Job]:
+    """Jobs of a project, newest first, past the id ``before``."""
+    query = _ALL_JOBS.where(jobs.c.project_id == project_id)
+    if status is not None:
+        query = query.where(jobs.c.status == status)
+    if before is not None:
+        query = query.where(jobs.c.id < before)
+    return [Job(*row) for row in connection.execute(query.order_by(jobs.c.id.desc()).limit(limit))]
+
+
+def trials_of(connection: Connection, job_ids: Collection[str]) -> dict[str, list[Trial]]:
+    """The Trials of these Jobs, in order, by Job id."""
+    found: dict[str, list[Trial]] = {job_id: [] for job_id in job_ids}
+    if job_ids:
+        rows = connection.execute(
+            _ALL_TRIALS.where(trials.c.job_id.in_(list(job_ids))).order_by(
+                trials.c.job_id, trials.c.position
+            ),
+        )
+        for row in rows:
+            trial = trial_of(row)
+            found[trial.job_id].append(trial)
+    return found
+
+
+def get_trial(connection: Connection, project_id: str, trial_id: str) -> Trial:
+    """The Trial; raises `Refusal` ``TRIAL_NOT_FOUND``, also for other projects' ids."""
+    row = connection.execute(
+        _ALL_TRIALS.where(trials.c.id == trial_id, trials.c.project_id == project_id),
+    ).first()
+    if row is None:
+        raise Refusal.of(
+            "TRIAL_NOT_FOUND", f"there is no Trial `{trial_id[:80]}` in this project", path="trial_id"
+        )
+    return trial_of(row)
+
+
+def list_trials(
+    connection: Connection,
+    project_id: str,
+    *,
+    job_id: str | None = None,
+    status: str | None = None,
+    before: str | None = None,
+    limit: int = 25,
+) -> list[Trial]:
+    """Trials of a project, newest first; ``status`` is a word of contract E b12."""
+    query = _ALL_TRIALS.where(trials.c.project_id == project_id)
+    if job_id is not None:
+        query = query.where(trials.c.job_id == job_id)
+    if status is not None:
+        query = query.where(trials.c.state.in_([s for s, word in E_TRIAL_WORDS.items() if word == status]))
+    if before is not None:
+        query = query.where(trials.c.id < before)
+    return [trial_of(row) for row in connection.execute(query.order_by(trials.c.id.desc()).limit(limit))]
+
+
+def attempts_of(connection: Connection, trial_ids: Collection[str]) -> dict[str, list[Attempt]]:
+    """Attempts of these Trials, oldest first, by Trial id."""
+    found: dict[str, list[Attempt]] = {trial_id: [] for trial_id in trial_ids}
+    if trial_ids:
+        rows = connection.execute(
+            select(attempts).where(attempts.c.trial_id.in_(list(trial_ids))).order_by(attempts.c.number),
+        )
+        for row in rows:
+            found[row.trial_id].append(Attempt(*row))
+    return found
+
+
+def allocations_of(connection: Connection, trial_ids: Collection[str]) -> dict[str, list[Allocation]]:
+    """Allocations of these Trials, oldest first, by Trial id."""
+    found: dict[str, list[Allocation]] = {trial_id: [] for trial_id in trial_ids}
+    if trial_ids:
+        rows = connection.execute(
+            select(allocations).where(allocations.c.trial_id.in_(list(trial_ids))).order_by(allocations.c.id),
+        )
+        for row in rows:
+            found[row.trial_id].append(Allocation(*row))
+    return found
+
+
+def places_in_queue(connection: Connection, waiting: Collection[Trial]) -> dict[str, int]:
+    """How many queued Trials go before each of these, plus one, by Trial id (promise P10)."""
+    return {
+        trial.id: 1
+        + int(
+            connection.execute(
+                select(func.count())
+                .select_from(trials)
+                .where(
+                    trials.c.state == State.QUEUED,
+                    or_(
+                        trials.c.priority > trial.priority,
+                        and_(trials.c.priority == trial.priority, trials.c.id < trial.id),
+                    ),
+                ),
+            ).scalar_one(),
+        )
+        for trial in waiting
+    }
+
+
+def count_by_state(connection: Connection) -> dict[str, int]:
+    """How many Trials are in each non-terminal state (metrics)."""
+    rows = connection.execute(
+        select(trials.c.state, func.count())
+        .where(trials.c.state.in_([*_WAITING, "preparing", "running", "collecting", "stopping"]))
+        .group_by(trials.c.state),
+    )
+    return dict(rows)
+
+
+def list_artifacts(
+    connection: Connection, trial_id: str, *, after: str | None = None, limit: int = 100
+) -> list[Artifact]:
+    """Artifacts of a Trial by id, past the id ``after``."""
+    query = select(artifacts).where(artifacts.c.trial_id == trial_id)
+    if after is not None:
+        query = query.where(artifacts.c.id > after)
+    return [Artifact(*row) for row in connection.execute(query.order_by(artifacts.c.id).limit(limit))]
+
+
+def get_artifact(connection: Connection, trial_id: str, artifact_id: str) -> Artifact:
+    """The Artifact; raises `Refusal` ``ARTIFACT_NOT_FOUND``."""
+    row = connection.execute(
+        select(artifacts).where(artifacts.c.trial_id == trial_id, artifacts.c.id == artifact_id),
+    ).first()
+    if row is None:
+        raise Refusal.of(
+            "ARTIFACT_NOT_FOUND", f"the Trial has no artifact `{artifact_id[:80]}`", path="artifact_id"
+        )
+    return Artifact(*row)

@@ -1,0 +1,99 @@
+"""What the controller reads: who waits, who is active, what is held."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from trainshed.model.states import ACTIVE, AllocationState, State
+from trainshed.store.jobs import trial_of
+from trainshed.store.records import Allocation, Trial
+from trainshed.store.tables import allocations, attempts, blobs, projects, trials
+
+_ACTIVE = tuple(str(state) for state in ACTIVE)
+
+
+def queued_after(connection: Connection, trial_id: str, limit: int) -> list[Trial]:
+    """Queued Trials with an id greater than ``trial_id``, by id."""
+    rows = connection.execute(
+        select(trials)
+        .where(trials.c.state == State.QUEUED, trials.c.id > trial_id)
+        .order_by(trials.c.id)
+        .limit(limit),
+    )
+    return [trial_of(row) for row in rows]
+
+
+def still_queued(connection: Connection, trial_ids: Collection[str]) -> set[str]:
+    """Which of these Trials are queued now."""
+    return set(
+        connection.execute(
+            select(trials.c.id).where(trials.c.id.in_(list(trial_ids)), trials.c.state == State.QUEUED),
+        ).scalars(),
+    )
+
+
+def active(connection: Connection) -> list[Trial]:
+    """Trials that may hold something."""
+    return [trial_of(row) for row in connection.execute(select(trials).where(trials.c.state.in_(_ACTIVE)))]
+
+
+def unreleased(connection: Connection) -> list[Allocation]:
+    """Allocations whose release is not confirmed yet."""
+    rows = connection.execute(select(allocations).where(allocations.c.state != AllocationState.RELEASED))
+    return [Allocation(*row) for row in rows]
+
+
+def newest_attempts(connection: Connection, trial_ids: Collection[str]) -> dict[str, tuple[str, int]]:
+    """The id and number of the newest Attempt of each of these Trials."""
+    if not trial_ids:
+        return {}
+    rows = connection.execute(
+        select(attempts.c.trial_id, attempts.c.id, attempts.c.number)
+        .where(attempts.c.trial_id.in_(list(trial_ids)))
+        .order_by(attempts.c.number),
+    )
+    return {trial_id: (attempt_id, number) for trial_id, attempt_id, number in rows}
+
+
+def charge(connection: Connection, project_id: str, gpu_seconds: float) -> None:
+    """Add to a project's used GPU-seconds."""
+    connection.execute(
+        update(projects)
+        .where(projects.c.id == project_id)
+        .values(used_gpu_seconds=projects.c.used_gpu_seconds + gpu_seconds),
+    )
+
+
+def put_blob(connection: Connection, sha256: str, size: int, *, at: float) -> None:
+    """Record a stored blob; known ones stay as they are."""
+    if connection.execute(select(blobs.c.sha256).where(blobs.c.sha256 == sha256)).first() is None:
+        connection.execute(insert(blobs).values(sha256=sha256, size=size, created_at=at))
+
+
+def expired_logs(connection: Connection, ended_before: float, limit: int = 100) -> list[str]:
+    """Attempts whose log is past its retention."""
+    rows = connection.execute(
+        select(attempts.c.id)
+        .join(allocations, allocations.c.attempt_id == attempts.c.id)
+        .where(
+            attempts.c.ended_at < ended_before,
+            attempts.c.log_deleted_at.is_(None),
+            allocations.c.state == AllocationState.RELEASED,
+        )
+        .limit(limit),
+    )
+    return list(rows.scalars())
+
+
+def mark_log_deleted(connection: Connection, attempt_id: str, *, at: float) -> None:
+    connection.execute(update(attempts).where(attempts.c.id == attempt_id).values(log_deleted_at=at))
+
+
+def queue_length(connection: Connection) -> int:
+    return int(
+        connection.execute(
+            select(func.count()).select_from(trials).where(trials.c.state == State.QUEUED)
+        ).scalar_one(),
+    )

@@ -1,0 +1,242 @@
+"""Rows as they leave the store. Field names and order are those of the tables (a test compares them)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from trainshed.model.resources import Amounts
+from trainshed.model.states import AllocationState, OutputStatus, State
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Who owns jobs and content. ``None`` limits mean unlimited."""
+
+    id: str
+    name: str
+    priority: int
+    max_gpus: int | None
+    budget_gpu_seconds: float | None
+    used_gpu_seconds: float
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A person's role in a project."""
+
+    project_id: str
+    user: str
+    role: str
+    version: int
+    added_at: float
+    added_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An API key, of which only the hash is stored."""
+
+    id: str
+    hash: str
+    project_id: str
+    kind: str
+    label: str
+    user: str | None
+    permissions: str
+    owner: bool
+    created_at: float
+    created_by: str
+    expires_at: float | None
+    revoked_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A named Runner; its Revisions are rows of their own."""
+
+    name: str
+    namespace: str
+    project_id: str
+    visibility: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One published, immutable Revision of a Runner (E8)."""
+
+    id: int
+    runner: str
+    revision: str
+    snapshot_sha256: str
+    manifest: str
+    definition: str
+    source_ref: str | None
+    published_at: float
+    published_by: str
+    withdrawn_at: float | None
+
+    @property
+    def selector(self) -> str:
+        return f"{self.runner}@{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One accepted submission."""
+
+    id: str
+    project_id: str
+    request_id: str
+    type: str
+    canonical: str
+    status: str
+    submitted_by: str
+    created_at: float
+    updated_at: float
+    finished_at: float | None
+    stop_accepted_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One independent run: what was frozen, and how it goes."""
+
+    id: str
+    job_id: str
+    project_id: str
+    position: int
+    name: str
+    state: State
+    runner: str
+    revision: str
+    selector: str
+    source_ref: str | None
+    snapshot_sha256: str
+    entrypoint: str
+    command: str | None
+    gpu_type: str
+    gpus: int
+    cpus: int
+    memory_mb: int
+    storage_mb: int
+    shm_mb: int
+    timeout_seconds: int
+    outputs: str
+    params: str
+    tags: str
+    created_at: float
+    priority: int
+    not_before: float
+    launch_failures: int
+    stop_accepted_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    updated_at: float
+    user_code_started: bool
+    exit_code: int | None
+    exit_signal: int | None
+    output_status: OutputStatus
+    output_problems: str | None
+    error_code: str | None
+    error_message: str | None
+
+    @property
+    def amounts(self) -> Amounts:
+        return Amounts(self.gpus, self.cpus, self.memory_mb, self.storage_mb, self.shm_mb)
+
+    @property
+    def tag_map(self) -> dict[str, str]:
+        return dict(json.loads(self.tags))
+
+    @property
+    def output_patterns(self) -> list[str]:
+        return list(json.loads(self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a Trial on one engine."""
+
+    id: str
+    trial_id: str
+    number: int
+    engine: str
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    ended_by: str | None
+    detail: str | None
+    usage: str | None
+    enforcement: str | None
+    log_deleted_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What an Attempt holds, and the proof that it was released."""
+
+    id: str
+    attempt_id: str
+    trial_id: str
+    project_id: str
+    engine: str
+    node: str
+    gpu_model: str
+    gpu_indices: str
+    simulated: bool
+    gpus: int
+    cpus: int
+    memory_mb: int
+    storage_mb: int
+    shm_mb: int
+    timeout_seconds: int
+    state: AllocationState
+    held_at: float
+    released_at: float | None
+    tries: int
+    evidence: str | None
+
+    @property
+    def amounts(self) -> Amounts:
+        return Amounts(self.gpus, self.cpus, self.memory_mb, self.storage_mb, self.shm_mb)
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        return tuple(json.loads(self.gpu_indices))
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One declared output of a Trial."""
+
+    id: str
+    trial_id: str
+    name: str
+    size: int
+    sha256: str | None
+    upload_state: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened, in a code and a sentence; kept for good."""
+
+    id: int
+    job_id: str
+    trial_id: str | None
+    at: float
+    actor: str
+    code: str
+    message: str
+    before: str | None
+    after: str | None
+
+
+def decoded(text: str | None) -> Any:
+    """The value of a JSON column; ``None`` stays ``None``."""
+    return None if text is None else json.loads(text)

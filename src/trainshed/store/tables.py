@@ -1,0 +1,303 @@
+"""The tables. Times are Unix seconds; JSON columns hold canonical JSON text.
+
+``migrations/`` builds the same schema step by step; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from trainshed.model.states import AllocationState, OutputStatus, State
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    },
+)
+
+# SQLite numbers rows by itself only where the key is spelled INTEGER.
+BigKey = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _one_of(column: str, words: type[State | AllocationState | OutputStatus]) -> CheckConstraint:
+    return CheckConstraint(f"{column} IN ({', '.join(repr(str(w)) for w in words)})", name=column)
+
+
+meta = Table("meta", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("priority", Integer, nullable=False, default=0),
+    Column("max_gpus", Integer),
+    Column("budget_gpu_seconds", Double),
+    Column("used_gpu_seconds", Double, nullable=False, default=0.0),
+    Column("created_at", Double, nullable=False),
+)
+
+members = Table(
+    "members",
+    metadata,
+    Column("project_id", ForeignKey("projects.id"), primary_key=True),
+    Column("user", String, primary_key=True),
+    Column("role", String, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("added_at", Double, nullable=False),
+    Column("added_by", String, nullable=False),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("hash", String, nullable=False, unique=True),
+    Column("project_id", ForeignKey("projects.id"), nullable=False, index=True),
+    Column("kind", String, nullable=False),
+    Column("label", String, nullable=False),
+    Column("user", String),
+    Column("permissions", Text, nullable=False),
+    Column("owner", Boolean, nullable=False, default=False),
+    Column("created_at", Double, nullable=False),
+    Column("created_by", String, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+)
+
+namespaces = Table(
+    "namespaces",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("project_id", ForeignKey("projects.id"), nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+runners = Table(
+    "runners",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("namespace", ForeignKey("namespaces.name"), nullable=False),
+    Column("project_id", ForeignKey("projects.id"), nullable=False),
+    Column("visibility", String, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+runner_grants = Table(
+    "runner_grants",
+    metadata,
+    Column("runner", ForeignKey("runners.name"), primary_key=True),
+    Column("project_id", ForeignKey("projects.id"), primary_key=True),
+)
+
+runner_revisions = Table(
+    "runner_revisions",
+    metadata,
+    Column("id", BigKey, primary_key=True, autoincrement=True),
+    Column("runner", ForeignKey("runners.name"), nullable=False),
+    Column("revision", String(40), nullable=False),
+    Column("snapshot_sha256", String(64), nullable=False),
+    Column("manifest", Text, nullable=False),
+    Column("definition", Text, nullable=False),
+    Column("source_ref", String),
+    Column("published_at", Double, nullable=False),
+    Column("published_by", String, nullable=False),
+    Column("withdrawn_at", Double),
+    UniqueConstraint("runner", "revision"),
+)
+
+runner_refs = Table(
+    "runner_refs",
+    metadata,
+    Column("runner", ForeignKey("runners.name"), primary_key=True),
+    Column("ref", String, primary_key=True),
+    Column("revision", String(40), nullable=False),
+    Column("moved_at", Double, nullable=False),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("project_id", ForeignKey("projects.id"), nullable=False),
+    Column("request_id", String, nullable=False),
+    Column("type", String, nullable=False),
+    Column("canonical", Text, nullable=False),
+    Column("status", String, nullable=False),
+    Column("submitted_by", String, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("finished_at", Double),
+    Column("stop_accepted_at", Double),
+    UniqueConstraint("project_id", "request_id"),
+    Index("ix_jobs_newest", "project_id", "id"),
+    Index("ix_jobs_by_status", "project_id", "status", "id"),
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("project_id", ForeignKey("projects.id"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("name", String, nullable=False),
+    Column("state", String, nullable=False),
+    # What was frozen at acceptance (E31); none of these columns is ever updated.
+    Column("runner", String, nullable=False),
+    Column("revision", String(40), nullable=False),
+    Column("selector", String, nullable=False),
+    Column("source_ref", String),
+    Column("snapshot_sha256", String(64), nullable=False),
+    Column("entrypoint", String, nullable=False),
+    Column("command", Text),
+    Column("gpu_type", String, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("cpus", Integer, nullable=False),
+    Column("memory_mb", Integer, nullable=False),
+    Column("storage_mb", Integer, nullable=False),
+    Column("shm_mb", Integer, nullable=False),
+    Column("timeout_seconds", Integer, nullable=False),
+    Column("outputs", Text, nullable=False),
+    Column("params", Text, nullable=False),
+    Column("tags", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    # How it goes.
+    Column("priority", Integer, nullable=False),
+    Column("not_before", Double, nullable=False, default=0.0),
+    Column("launch_failures", Integer, nullable=False, default=0),
+    Column("stop_accepted_at", Double),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("updated_at", Double, nullable=False),
+    Column("user_code_started", Boolean, nullable=False, default=False),
+    Column("exit_code", Integer),
+    Column("exit_signal", Integer),
+    Column("output_status", String, nullable=False),
+    Column("output_problems", Text),
+    Column("error_code", String),
+    Column("error_message", Text),
+    UniqueConstraint("job_id", "position"),
+    UniqueConstraint("job_id", "name"),
+    Index("ix_trials_queue", "state", "priority", "id"),
+    Index("ix_trials_newest", "project_id", "id"),
+    _one_of("state", State),
+    _one_of("output_status", OutputStatus),
+)
+
+trial_moves = Table(
+    "trial_moves",
+    metadata,
+    Column("before", String, primary_key=True),
+    Column("after", String, primary_key=True),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("trial_id", ForeignKey("trials.id"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("engine", String, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+    Column("ended_by", String),
+    Column("detail", Text),
+    Column("usage", Text),
+    Column("enforcement", Text),
+    Column("log_deleted_at", Double),
+    UniqueConstraint("trial_id", "number"),
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("attempt_id", ForeignKey("attempts.id"), primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("role", String, nullable=False),
+    Column("node", String, nullable=False),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+    Column("exit_code", Integer),
+)
+
+allocations = Table(
+    "allocations",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("attempt_id", ForeignKey("attempts.id"), nullable=False, unique=True),
+    Column("trial_id", ForeignKey("trials.id"), nullable=False, index=True),
+    Column("project_id", ForeignKey("projects.id"), nullable=False),
+    Column("engine", String, nullable=False),
+    Column("node", String, nullable=False),
+    Column("gpu_model", String, nullable=False),
+    Column("gpu_indices", Text, nullable=False),
+    Column("simulated", Boolean, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("cpus", Integer, nullable=False),
+    Column("memory_mb", Integer, nullable=False),
+    Column("storage_mb", Integer, nullable=False),
+    Column("shm_mb", Integer, nullable=False),
+    Column("timeout_seconds", Integer, nullable=False),
+    Column("state", String, nullable=False, index=True),
+    Column("held_at", Double, nullable=False),
+    Column("released_at", Double),
+    Column("tries", Integer, nullable=False, default=0),
+    Column("evidence", Text),
+    _one_of("state", AllocationState),
+)
+
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("trial_id", ForeignKey("trials.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("sha256", String(64)),
+    Column("upload_state", String, nullable=False),
+    Column("created_at", Double, nullable=False),
+    UniqueConstraint("trial_id", "name"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", BigKey, primary_key=True, autoincrement=True),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("trial_id", String),
+    Column("at", Double, nullable=False),
+    Column("actor", String, nullable=False),
+    Column("code", String, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("before", String),
+    Column("after", String),
+    Index("ix_events_of_job", "job_id", "id"),
+)
