@@ -1,0 +1,69 @@
+# Everything a developer does here. Nothing below leaves a process running.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CLIENT := .venv-client
+BENCH := .venv-bench
+WORKERS ?= 2
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+install: $(VENV)/.installed ## Install Trainshed into .venv (a quick no-op when it is current)
+
+demo: install ## Start a server, train a small model, verify what came back, stop everything
+	$(BIN)/trainshed demo
+
+test: $(VENV)/.tested-with $(CLIENT)/.installed lint ## Lint, then run every test
+	@scripts/install-postgresql
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+lint: $(VENV)/.tested-with ## Style, formatting, types and import rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(BENCH)/.installed ## Measure against the speed budget, peers beside us; writes bench/results.json
+	$(BENCH)/bin/python -m bench $(BENCH_ARGS)
+
+clean: ## Remove what the targets above made
+	rm -rf $(VENV) $(CLIENT) $(BENCH) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results.json
+
+# A fresh virtual environment with a pip that knows dependency groups (25.1).
+define new_environment
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Trainshed needs Python 3.11 or newer; set PYTHON=python3.12, say")'
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+endef
+
+$(VENV)/.installed: pyproject.toml
+	$(call new_environment,$(VENV))
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.tested-with: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test --group lint
+	@touch $@
+
+# The published client, alone: the tests drive our server with it, unchanged.
+$(CLIENT)/.installed: Makefile
+	$(call new_environment,$(CLIENT))
+	$(CLIENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps envloop-cli==1.7.0
+	@touch $@
+
+# A peer that does not install here is reported in the table, not fatal.
+$(BENCH)/.installed: pyproject.toml
+	$(call new_environment,$(BENCH))
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -e .
+	@for peer in hyperqueue submitit; do \
+	  $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --group bench-$$peer \
+	    || echo "bench: the peer $$peer cannot be installed here"; \
+	done
+	@touch $@
