@@ -1,0 +1,1 @@
+"""The controller: admit, place, launch, observe, collect, release; and the door for submissions."""

@@ -96,6 +96,8 @@ class TrialRequest:
     timeout_seconds: int | None = None
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     profile: Mapping[str, Any] | None = None
+    path: str = "spec"
+    """Where its spec stands in the request (``trials[0].spec``), for faults found later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,7 @@ def _spec(spec: Mapping[str, Any], path: str, name: str, faults: FaultList) -> T
     profile = _profile(spec, path, faults)
     if selector is None:
         return None
-    return TrialRequest(name, selector, image, command, gpu_type, counts, timeout, tags, profile)
+    return TrialRequest(name, selector, image, command, gpu_type, counts, timeout, tags, profile, path)
 
 
 def _selector(spec: Mapping[str, Any], path: str, faults: FaultList) -> Selector | None:

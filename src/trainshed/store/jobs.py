@@ -182,8 +182,8 @@ def places_in_queue(connection: Connection, waiting: Collection[Trial]) -> dict[
                 .where(
                     trials.c.state == State.QUEUED,
                     or_(
-                        trials.c.priority > trial.priority,
-                        and_(trials.c.priority == trial.priority, trials.c.id < trial.id),
+                        trials.c.queue_rank < trial.queue_rank,
+                        and_(trials.c.queue_rank == trial.queue_rank, trials.c.id < trial.id),
                     ),
                 ),
             ).scalar_one(),

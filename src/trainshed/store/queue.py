@@ -34,9 +34,12 @@ def still_queued(connection: Connection, trial_ids: Collection[str]) -> set[str]
     )
 
 
-def active(connection: Connection) -> list[Trial]:
-    """Trials that may hold something."""
-    return [trial_of(row) for row in connection.execute(select(trials).where(trials.c.state.in_(_ACTIVE)))]
+def active(connection: Connection, project_id: str | None = None) -> list[Trial]:
+    """Trials that may hold something, of one project or of all."""
+    query = select(trials).where(trials.c.state.in_(_ACTIVE))
+    if project_id is not None:
+        query = query.where(trials.c.project_id == project_id)
+    return [trial_of(row) for row in connection.execute(query)]
 
 
 def unreleased(connection: Connection) -> list[Allocation]:

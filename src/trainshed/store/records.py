@@ -130,6 +130,7 @@ class Trial:
     tags: str
     created_at: float
     priority: int
+    queue_rank: float
     not_before: float
     launch_failures: int
     stop_accepted_at: float | None

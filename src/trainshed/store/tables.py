@@ -190,6 +190,7 @@ trials = Table(
     Column("created_at", Double, nullable=False),
     # How it goes.
     Column("priority", Integer, nullable=False),
+    Column("queue_rank", Double, nullable=False),
     Column("not_before", Double, nullable=False, default=0.0),
     Column("launch_failures", Integer, nullable=False, default=0),
     Column("stop_accepted_at", Double),
@@ -205,7 +206,8 @@ trials = Table(
     Column("error_message", Text),
     UniqueConstraint("job_id", "position"),
     UniqueConstraint("job_id", "name"),
-    Index("ix_trials_queue", "state", "priority", "id"),
+    Index("ix_trials_queue", "state", "queue_rank", "id"),
+    Index("ix_trials_arrivals", "state", "id"),
     Index("ix_trials_newest", "project_id", "id"),
     _one_of("state", State),
     _one_of("output_status", OutputStatus),

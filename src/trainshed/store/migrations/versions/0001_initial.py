@@ -193,6 +193,7 @@ def upgrade() -> None:
         sa.Column("tags", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("queue_rank", sa.Double(), nullable=False),
         sa.Column("not_before", sa.Double(), nullable=False),
         sa.Column("launch_failures", sa.Integer(), nullable=False),
         sa.Column("stop_accepted_at", sa.Double(), nullable=True),
@@ -222,7 +223,8 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("trials", schema=None) as batch_op:
         batch_op.create_index("ix_trials_newest", ["project_id", "id"], unique=False)
-        batch_op.create_index("ix_trials_queue", ["state", "priority", "id"], unique=False)
+        batch_op.create_index("ix_trials_queue", ["state", "queue_rank", "id"], unique=False)
+        batch_op.create_index("ix_trials_arrivals", ["state", "id"], unique=False)
 
     op.create_table(
         "artifacts",

@@ -1,0 +1,286 @@
+"""The door for submissions: check, freeze everything, store once, answer only after the commit.
+
+Serves E1-E4, E8, E15-E31, E38-E60, A2, A3, A12 and promises P1, P2, P7. Nothing is stored for a refused
+request (E3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from trainshed.content.blobs import FolderBlobStore
+from trainshed.control.crashpoints import Point, reach
+from trainshed.control.fleet import SharedFleet
+from trainshed.control.snapshots import Snapshots
+from trainshed.model.access import Permission, Principal
+from trainshed.model.errors import Fault, FaultList, Refusal
+from trainshed.model.ids import IdFactory
+from trainshed.model.runner import RUN_COMMAND, RunnerDefinition
+from trainshed.model.selectors import Selector
+from trainshed.model.states import OutputStatus, State
+from trainshed.model.submission import (
+    Submission,
+    TrialRequest,
+    canonical_json,
+    differences,
+    parse_submission,
+)
+from trainshed.policy.budget import Account, ProjectLimits, RunningTrial, account
+from trainshed.policy.effective import (
+    EffectiveResources,
+    Fleet,
+    ServerPolicy,
+    effective_resources,
+    quota_faults,
+)
+from trainshed.policy.waiting import rank
+from trainshed.store import access, jobs, queue, runners
+from trainshed.store.database import Database
+from trainshed.store.records import Job, Project, Revision
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """One Trial with everything decided that a later change must not touch (E31)."""
+
+    request: TrialRequest
+    revision: Revision
+    source_ref: str | None
+    definition: RunnerDefinition
+    resources: EffectiveResources
+
+
+class Acceptance:
+    """Accepts submissions. Thread-safe; holds nothing that another process would need."""
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: FolderBlobStore,
+        policy: ServerPolicy,
+        clock: Callable[[], float],
+        ids: IdFactory,
+    ) -> None:
+        self._database = database
+        self._policy = policy
+        self._clock = clock
+        self._ids = ids
+        self._snapshots = Snapshots(blobs)
+        self._fleet = SharedFleet()
+
+    def accept(self, principal: Principal, document: Any) -> tuple[str, bool]:
+        """The id of the Job that ``document`` names, and whether it was made by this call.
+
+        Raises `Refusal`; then nothing was stored.
+        """
+        if not principal.may(Permission.TRAINING_RUN):
+            raise Refusal.of("PERMISSION_DENIED", "this key has no `training.run` in its project")
+        submission = parse_submission(document)
+        with self._database.read() as connection:
+            if job_id := self._replay(connection, principal, submission):
+                return job_id, False
+            project = access.get_project(connection, principal.project_id)
+            frozen = self._freeze(connection, principal, project, submission)
+        job, rows = self._rows(principal, project, submission, frozen)
+
+        def store(connection: Connection) -> str | None:
+            if job_id := self._replay(connection, principal, submission):
+                return job_id
+            jobs.insert_job(connection, job, rows)
+            reach(Point.ACCEPT_BEFORE_COMMIT)
+            return None
+
+        try:
+            replayed = self._database.write(store)
+        except IntegrityError:
+            # Another process stored the same request id between our look and our commit (PostgreSQL).
+            with self._database.read() as connection:
+                replayed = self._replay(connection, principal, submission)
+            if replayed is None:
+                raise
+        reach(Point.ACCEPT_AFTER_COMMIT)
+        return (replayed, False) if replayed else (job.id, True)
+
+    def _replay(self, connection: Connection, principal: Principal, submission: Submission) -> str | None:
+        """The Job that already has this request id; raises on other input and on revoked access (A2)."""
+        job = jobs.find_by_request(connection, principal.project_id, submission.request_id)
+        if job is None:
+            return None
+        if job.canonical != submission.canonical:
+            faults = differences(job.canonical, submission.canonical)
+            raise Refusal(faults, extra={"job_id": job.id})
+        for number, trial in enumerate(jobs.trials_of(connection, [job.id])[job.id]):
+            if not principal.owner and not runners.still_readable(
+                connection, principal.project_id, trial.runner, trial.revision
+            ):
+                raise Refusal.of(
+                    "RUNNER_NOT_FOUND",
+                    f"the Runner {trial.selector} is no longer readable for this project",
+                    path=f"trials[{number}].spec.runner",
+                )
+        return job.id
+
+    def _freeze(
+        self, connection: Connection, principal: Principal, project: Project, submission: Submission
+    ) -> list[_Frozen]:
+        faults = FaultList()
+        fleet = self._fleet.read(connection)
+        funds = project_account(connection, project, now=self._clock())
+        resolved: dict[Selector, tuple[Revision, str | None] | Refusal] = {}
+        frozen = []
+        for request in submission.trials:
+            path = request.path
+            if request.selector not in resolved:
+                resolved[request.selector] = self._resolve(connection, principal, request.selector)
+            found = resolved[request.selector]
+            if isinstance(found, Refusal):
+                faults.faults += [Fault(f"{path}.{f.path}", f.code, f.message) for f in found.faults]
+                continue
+            revision, source_ref = found
+            definition = self._snapshots.definition(revision.snapshot_sha256, revision.definition)
+            faults.faults += _runner_faults(request, definition, path)
+            resources = self._resources(request, definition, fleet, project, funds, path, faults)
+            if resources is not None:
+                frozen.append(_Frozen(request, revision, source_ref, definition, resources))
+        faults.raise_if_any()
+        return frozen
+
+    def _resolve(
+        self, connection: Connection, principal: Principal, selector: Selector
+    ) -> tuple[Revision, str | None] | Refusal:
+        try:
+            revision, source_ref = runners.resolve(connection, principal, selector)
+            self._snapshots.check(self._snapshots.files(revision.snapshot_sha256, revision.manifest))
+        except Refusal as refusal:
+            return refusal
+        return revision, source_ref
+
+    def _resources(
+        self,
+        request: TrialRequest,
+        definition: RunnerDefinition,
+        fleet: Fleet,
+        project: Project,
+        funds: Account,
+        path: str,
+        faults: FaultList,
+    ) -> EffectiveResources | None:
+        resources, found = effective_resources(request, definition, self._policy, fleet, path=path)
+        faults.faults += found
+        if resources is not None:
+            faults.faults += quota_faults(resources, project_limits(project), funds, path=path)
+        return resources
+
+    def _rows(
+        self, principal: Principal, project: Project, submission: Submission, frozen: list[_Frozen]
+    ) -> tuple[Job, list[dict[str, Any]]]:
+        now = self._clock()
+        job = Job(
+            id=self._ids.job(),
+            project_id=project.id,
+            request_id=submission.request_id,
+            type="train",
+            canonical=submission.canonical,
+            status="queued",
+            submitted_by=principal.actor,
+            created_at=now,
+            updated_at=now,
+            finished_at=None,
+            stop_accepted_at=None,
+        )
+        rows = [
+            {
+                "id": self._ids.trial(),
+                "job_id": job.id,
+                "project_id": project.id,
+                "position": position,
+                "name": item.request.name,
+                "state": State.QUEUED,
+                "runner": item.revision.runner,
+                "revision": item.revision.revision,
+                "selector": str(item.request.selector),
+                "source_ref": item.source_ref,
+                "snapshot_sha256": item.revision.snapshot_sha256,
+                "entrypoint": item.definition.entrypoint,
+                "command": item.request.command,
+                "gpu_type": item.resources.gpu_type,
+                **{key: getattr(item.resources.amounts, key) for key in _AMOUNTS},
+                "timeout_seconds": item.resources.timeout_seconds,
+                "outputs": canonical_json(list(item.definition.outputs)),
+                "params": canonical_json(_variables(item)),
+                "tags": canonical_json(dict(item.request.tags)),
+                "created_at": now,
+                "updated_at": now,
+                "priority": project.priority,
+                "queue_rank": rank(project.priority, now, self._policy.priority_worth_seconds),
+                "output_status": OutputStatus.PENDING if item.definition.outputs else OutputStatus.NONE,
+            }
+            for position, item in enumerate(frozen)
+        ]
+        return job, rows
+
+
+_AMOUNTS = ("gpus", "cpus", "memory_mb", "storage_mb", "shm_mb")
+
+
+def project_limits(project: Project) -> ProjectLimits:
+    """The limits of a project in the words of ``policy``."""
+    budget = project.budget_gpu_seconds
+    return ProjectLimits(
+        max_gpus=project.max_gpus,
+        budget_gpu_seconds=None if budget is None else int(budget),
+    )
+
+
+def project_account(connection: Connection, project: Project, *, now: float) -> Account:
+    """The project's GPU time at ``now``; its active Trials are read only if there is a budget."""
+    running = (
+        []
+        if project.budget_gpu_seconds is None
+        else [
+            RunningTrial(trial.gpus, trial.timeout_seconds, trial.started_at)
+            for trial in queue.active(connection, project.id)
+        ]
+    )
+    return account(project_limits(project), int(project.used_gpu_seconds), running, now=now)
+
+
+def _variables(item: _Frozen) -> dict[str, str]:
+    given = {} if item.request.command is None else {RUN_COMMAND: item.request.command}
+    return item.definition.variables(given)
+
+
+def _runner_faults(request: TrialRequest, definition: RunnerDefinition, path: str) -> list[Fault]:
+    faults = []
+    if request.command is not None and not definition.takes_command:
+        faults.append(
+            Fault(
+                f"{path}.command",
+                "UNSUPPORTED_COMMAND",
+                f"the Runner {request.selector} declares no `run_command` parameter (E49)",
+            )
+        )
+    image = request.image or definition.image
+    if image is not None:
+        where = "request" if request.image else "Runner"
+        faults.append(
+            Fault(
+                f"{path}.image",
+                "EXECUTOR_UNAVAILABLE",
+                f"the {where} names the image `{image}`, and this server has no engine that runs images",
+            )
+        )
+    if request.profile is not None:
+        faults.append(
+            Fault(
+                f"{path}.profile",
+                "PROFILE_RUNNER_UNSUPPORTED",
+                f"the Runner {request.selector} does not take a Job Profile on this server",
+            )
+        )
+    return faults
