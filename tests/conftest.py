@@ -1,0 +1,161 @@
+"""Fixtures that several rooms' tests ask for by name, and the check that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from sqlalchemy import create_engine
+
+from support import postgres as private_postgres
+from support.postgres import PrivateCluster
+from support.processes import marked
+from support.server import ServerProcess
+from support.waiting import wait_until
+from trainshed.store.database import Database
+from trainshed.store.schema import migrate
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"),
+)
+
+DATABASES = os.environ.get("TRAINSHED_TEST_DATABASES", "sqlite,postgresql").split(",")
+_LEAVE_SECONDS = 10.0
+_SESSION_MARK = f"TRAINSHED_TEST_SESSION_{os.getpid()}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session_mark() -> Iterator[None]:
+    """Mark every process that this session starts, so that others' are not taken for ours."""
+    os.environ[_SESSION_MARK] = "1"
+    yield
+    del os.environ[_SESSION_MARK]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the whole run if a server or a program of a Trial is still there (promise P6)."""
+    try:
+        wait_until(lambda: not marked(_SESSION_MARK.encode()), _LEAVE_SECONDS)
+    except AssertionError:
+        left = marked(_SESSION_MARK.encode())
+        lines = "\n".join(f"  {stranger.pid} {stranger.mark} {stranger.command}" for stranger in left)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        message = f"processes of these tests are still running:\n{lines}"
+        if reporter is not None:
+            reporter.write_line(message, red=True)
+        else:
+            raise pytest.UsageError(message) from None
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PrivateCluster]:
+    """A private PostgreSQL cluster of this test process."""
+    programs = private_postgres.find_programs()
+    if programs is None:
+        pytest.fail("PostgreSQL's programs are missing: run scripts/install-postgresql")
+    cluster = PrivateCluster(programs)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def _migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "migrated.sqlite"
+    engine = create_engine(f"sqlite:///{path}")
+    migrate(engine)
+    engine.dispose()
+    return path
+
+
+@pytest.fixture(scope="session")
+def _migrated_postgres(postgres: PrivateCluster) -> str:
+    url = postgres.create_database("migrated")
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    migrate(engine)
+    engine.dispose()
+    return "migrated"
+
+
+@pytest.fixture(params=DATABASES)
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database without any table, of each kind in turn."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.sqlite'}"
+        return
+    cluster: PrivateCluster = request.getfixturevalue("postgres")
+    name = f"test_{uuid.uuid4().hex}"
+    yield cluster.create_database(name)
+    cluster.drop_database(name)
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database with the newest schema and no rows, of each kind in turn."""
+    if request.param == "sqlite":
+        path = tmp_path / "database.sqlite"
+        shutil.copyfile(request.getfixturevalue("_migrated_sqlite"), path)
+        yield f"sqlite:///{path}"
+        return
+    cluster: PrivateCluster = request.getfixturevalue("postgres")
+    template = request.getfixturevalue("_migrated_postgres")
+    name = f"test_{uuid.uuid4().hex}"
+    yield cluster.create_database(name, template)
+    cluster.drop_database(name)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """An open database of each kind in turn."""
+    opened = Database(database_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def new_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerProcess]]:
+    """Makes servers that are not started yet; each is stopped with the test, its log shown on failure."""
+    made: list[ServerProcess] = []
+
+    def make(name: str = "server", **options: object) -> ServerProcess:
+        server = ServerProcess(tmp_path / name, **options)
+        made.append(server)
+        return server
+
+    yield make
+    _finish(request, made)
+
+
+@pytest.fixture
+def server(new_server: Callable[..., ServerProcess]) -> ServerProcess:
+    """A running server of this test alone: embedded database, eight simulated H100."""
+    return new_server().start()
+
+
+@pytest.fixture(scope="module")
+def module_server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ServerProcess]:
+    """A running server that the tests of one module share."""
+    name = re.sub(r"\W+", "-", request.module.__name__)
+    running = ServerProcess(tmp_path_factory.mktemp(name) / "server").start()
+    yield running
+    _finish(request, [running])
+
+
+def _finish(request: pytest.FixtureRequest, servers: list[ServerProcess]) -> None:
+    failed = request.session.testsfailed
+    for server in servers:
+        if failed and server.log.exists():
+            print(f"--- log of the server in {server.data} ---\n{server.tail()}")  # noqa: T201
+        if server.running:
+            server.stop()

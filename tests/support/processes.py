@@ -1,0 +1,52 @@
+"""Which of our processes are there: servers, shims and the programs that carry our mark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_MARKS = (b"TRAINSHED_ATTEMPT_ID=", b"TRAINSHED_TEST_SERVER=")
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A process that carries one of our marks in its environment."""
+
+    pid: int
+    mark: str
+    command: str
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """The environment that a process was started with; empty if it is gone or not ours to read."""
+    with contextlib.suppress(OSError):
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    return []
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = (_PROC / str(pid) / "cmdline").read_bytes()
+        return words.replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def all_pids() -> Iterator[int]:
+    return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
+
+
+def marked(value: bytes = b"") -> list[Stranger]:
+    """Live processes whose environment holds one of our marks and, if given, ``value`` somewhere."""
+    found = []
+    for pid in all_pids():
+        if pid == os.getpid():
+            continue
+        entries = environment_of(pid)
+        mark = next((entry for entry in entries if entry.startswith(_MARKS)), None)
+        if mark is not None and (not value or any(value in entry for entry in entries)):
+            found.append(Stranger(pid, mark.decode(errors="replace"), command_of(pid)))
+    return found
