@@ -1,0 +1,32 @@
+"""Where attempts run: one contract, one folder an engine; the only room that starts or stops anything."""
+
+from trainshed.engines.contract import (
+    EndedBy,
+    Engine,
+    EngineError,
+    Exit,
+    Launch,
+    Limits,
+    LogFiles,
+    Observation,
+    Phase,
+    Release,
+    TreeFile,
+)
+from trainshed.engines.registry import ENGINES, load
+
+__all__ = [
+    "ENGINES",
+    "EndedBy",
+    "Engine",
+    "EngineError",
+    "Exit",
+    "Launch",
+    "Limits",
+    "LogFiles",
+    "Observation",
+    "Phase",
+    "Release",
+    "TreeFile",
+    "load",
+]

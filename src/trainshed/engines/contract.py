@@ -73,7 +73,7 @@ class TreeFile:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one replica. What the machine cannot enforce is reported in ``Enforcement``."""
+    """Limits of one replica. What the machine cannot enforce is reported in `Observation.enforcement`."""
 
     cpus: int
     memory_mb: int

@@ -1,0 +1,5 @@
+"""A deterministic engine in memory, for tests of the controller and for simulations of schedulers."""
+
+from trainshed.engines.fake.engine import FakeEngine, Script
+
+__all__ = ["FakeEngine", "Script"]

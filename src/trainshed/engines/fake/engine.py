@@ -1,0 +1,336 @@
+"""`FakeEngine`: the engine contract in virtual time, with outcomes and faults by script.
+
+Nothing happens by itself: `FakeEngine.advance` moves the clock, and everything an attempt does follows
+from its `Script` and the calls made. Two runs of the same calls see the same answers. The engine's
+`World` outlives it, so a restart of the server is ``FakeEngine(root, world=old.world)``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trainshed.engines.contract import (
+    EndedBy,
+    EngineError,
+    Exit,
+    Launch,
+    LogFiles,
+    Observation,
+    Phase,
+    Release,
+)
+from trainshed.jobkit import frames
+from trainshed.model.resources import Amounts, Node
+
+_LIMITS = ("cpus", "memory", "pids", "shm", "storage")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What one attempt does. Times are virtual seconds; the defaults start at once and succeed at once."""
+
+    start_after: float = 0.0
+    """From the launch to the start of user code."""
+    run_seconds: float | None = 0.0
+    """From the start to the program's own end; ``None`` runs until it is stopped or times out."""
+    code: int = 0
+    signal: int | None = None
+    output: bytes = b""
+    """Written to stdout when it starts."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """What lies in the work directory at the end."""
+    heeds_sigterm: bool = True
+    """Whether a stop ends it at once; otherwise only after the grace."""
+    not_started: str = ""
+    """Why the platform could not start it, if it could not."""
+    ended_by: EndedBy = EndedBy.EXIT
+    lost_after: float | None = None
+    """From the start to the moment its watcher vanishes without a trace."""
+    reported_after: float = 0.0
+    """How long an end goes unnoticed: it is observed as running until then."""
+    refusals: tuple[EngineError, ...] = ()
+    """What the first launches answer instead of accepting, one each."""
+    leaks: int = 0
+    """How many releases fail before one is confirmed."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    launch: Launch
+    script: Script
+    launched_at: float
+    stopped_at: float | None = None
+    grace: float | None = None
+    released: bool = False
+
+
+@dataclass(slots=True)
+class World:
+    """What is outside of the server and survives it: the clock, the attempts, the scripts."""
+
+    now: float = 1_000_000.0
+    scripts: dict[str, Script] = field(default_factory=dict)
+    attempts: dict[str, _Attempt] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)
+    refused: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    leaked: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class FakeEngine:
+    """See the module's description. ``default`` is the script of attempts that have none of their own."""
+
+    name = "fake"
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        nodes: Sequence[Node] = (Node("fake", (), Amounts(cpus=64, memory_mb=1 << 20, storage_mb=1 << 22)),),
+        default: Script | None = None,
+        world: World | None = None,
+    ) -> None:
+        self._root = root
+        self._nodes = tuple(nodes)
+        self._default = default or Script()
+        self.world = world or World()
+        self._guard = threading.RLock()
+        self._bell = threading.Event()
+        self._touched: set[str] = set()
+        self._seen: dict[str, Phase] = {}
+
+    # The controls of a test
+
+    @property
+    def now(self) -> float:
+        """The virtual time in Unix seconds."""
+        return self.world.now
+
+    def script(self, attempt_id: str, script: Script) -> None:
+        """Say what an attempt will do, or from now on does."""
+        with self._guard:
+            self.world.scripts[attempt_id] = script
+            if attempt := self.world.attempts.get(attempt_id):
+                attempt.script = script
+
+    def advance(self, seconds: float) -> None:
+        """Let virtual time pass; whoever waits in `changed` learns what happened."""
+        with self._guard:
+            self.world.now += seconds
+            for attempt_id in self.world.attempts:
+                phase = self._observe(attempt_id).phase
+                if self._seen.get(attempt_id) is not phase:
+                    self._seen[attempt_id] = phase
+                    self._touched.add(attempt_id)
+        self._bell.set()
+
+    def lose(self, attempt_id: str) -> None:
+        """Have the attempt's watcher vanish now."""
+        with self._guard:
+            attempt = self.world.attempts[attempt_id]
+            ran_for = max(0.0, self.world.now - self._start(attempt))
+            self.script(attempt_id, replace(attempt.script, lost_after=ran_for))
+            self._touched.add(attempt_id)
+        self._bell.set()
+
+    def live(self) -> set[str]:
+        """Attempts that hold something now: launched and not confirmed as released."""
+        with self._guard:
+            return {name for name, attempt in self.world.attempts.items() if not attempt.released}
+
+    # The contract
+
+    def nodes(self) -> Sequence[Node]:
+        """See `Engine.nodes`."""
+        return self._nodes
+
+    def enforcement(self) -> Mapping[str, str]:
+        """See `Engine.enforcement`: nothing runs, so nothing is enforced."""
+        return dict.fromkeys(_LIMITS, "not enforced")
+
+    def launch(self, launch: Launch) -> None:
+        """See `Engine.launch`."""
+        with self._guard:
+            world = self.world
+            if launch.attempt_id in world.attempts or launch.attempt_id in world.stopped:
+                return
+            script = world.scripts.get(launch.attempt_id, self._default)
+            refused = world.refused[launch.attempt_id]
+            if refused < len(script.refusals):
+                world.refused[launch.attempt_id] += 1
+                raise script.refusals[refused]
+            world.attempts[launch.attempt_id] = _Attempt(launch, script, world.now)
+            self._touched.add(launch.attempt_id)
+        self._bell.set()
+
+    def launch_many(self, launches: Iterable[Launch]) -> Mapping[str, EngineError]:
+        """See `Engine.launch_many`."""
+        errors = {}
+        for launch in launches:
+            try:
+                self.launch(launch)
+            except EngineError as error:
+                errors[launch.attempt_id] = error
+        return errors
+
+    def observe(self, attempt_ids: Collection[str]) -> Mapping[str, Observation]:
+        """See `Engine.observe`."""
+        with self._guard:
+            return {attempt_id: self._observe(attempt_id) for attempt_id in attempt_ids}
+
+    def changed(self, timeout: float) -> set[str]:
+        """See `Engine.changed`. The timeout is real time: virtual time moves only by `advance`."""
+        self._bell.wait(timeout)
+        with self._guard:
+            self._bell.clear()
+            touched, self._touched = self._touched, set()
+            return touched
+
+    def interrupt(self) -> None:
+        """See `Engine.interrupt`."""
+        self._bell.set()
+
+    def stop(self, attempt_id: str, *, grace_seconds: float | None = None) -> None:
+        """See `Engine.stop`."""
+        with self._guard:
+            attempt = self.world.attempts.get(attempt_id)
+            if attempt is None:
+                self.world.stopped.add(attempt_id)
+            elif self._observe(attempt_id).phase in {Phase.PREPARING, Phase.RUNNING}:
+                grace = attempt.launch.stop_grace_seconds if grace_seconds is None else grace_seconds
+                if attempt.stopped_at is None or attempt.grace is None:
+                    attempt.stopped_at, attempt.grace = self.world.now, grace
+                else:
+                    attempt.grace = min(attempt.grace, self.world.now + grace - attempt.stopped_at)
+            self._touched.add(attempt_id)
+        self._bell.set()
+
+    def work_directory(self, attempt_id: str) -> Path:
+        """See `Engine.work_directory`: filled as far as the attempt got by now."""
+        work = self._root / attempt_id / "work"
+        with self._guard:
+            attempt = self.world.attempts.get(attempt_id)
+            if attempt and not attempt.released:
+                work.mkdir(parents=True, exist_ok=True)
+                observation = self._observe(attempt_id)
+                if observation.exit and observation.exit.code is not None:
+                    for name, content in attempt.script.files.items():
+                        (work / name).parent.mkdir(parents=True, exist_ok=True)
+                        (work / name).write_bytes(content)
+        return work
+
+    def logs(self, attempt_id: str) -> LogFiles:
+        """See `Engine.logs`: written as far as the attempt got by now."""
+        folder = self._root / attempt_id
+        files = LogFiles(folder / "log.frames", folder / "log.index")
+        with self._guard:
+            attempt = self.world.attempts.get(attempt_id)
+            observation = self._observe(attempt_id)
+            if attempt and observation.started_at is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                files.frames.write_bytes(_log(attempt, observation))
+        return files
+
+    def release(self, attempt_id: str) -> Release:
+        """See `Engine.release`."""
+        with self._guard:
+            self.stop(attempt_id, grace_seconds=0)
+            attempt = self.world.attempts.get(attempt_id)
+            if attempt is None:
+                return Release(confirmed=True, checks={"processes": "never started"})
+            if self.world.leaked[attempt_id] < attempt.script.leaks:
+                self.world.leaked[attempt_id] += 1
+                return Release(confirmed=False, checks={"processes": "one cannot be killed"})
+            self.logs(attempt_id)
+            shutil.rmtree(self._root / attempt_id / "work", ignore_errors=True)
+            attempt.released = True
+            return Release(confirmed=True, checks={"processes": "gone", "work": "removed"})
+
+    def forget(self, attempt_id: str) -> None:
+        """See `Engine.forget`."""
+        with self._guard:
+            attempt = self.world.attempts.get(attempt_id)
+            if attempt and not attempt.released:
+                raise EngineError("ATTEMPT_HELD", f"{attempt_id} is not released", retryable=True)
+            self.world.attempts.pop(attempt_id, None)
+            self.world.stopped.discard(attempt_id)
+            shutil.rmtree(self._root / attempt_id, ignore_errors=True)
+
+    def sweep(self, known: Collection[str]) -> Sequence[str]:
+        """See `Engine.sweep`."""
+        with self._guard:
+            strangers = sorted(self.live() - set(known))
+            for attempt_id in strangers:
+                self.release(attempt_id)
+            return strangers
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+
+    # What follows from script and clock
+
+    def _start(self, attempt: _Attempt) -> float:
+        return attempt.launched_at + attempt.script.start_after
+
+    def _observe(self, attempt_id: str) -> Observation:
+        attempt = self.world.attempts.get(attempt_id)
+        if attempt is None:
+            if attempt_id in self.world.stopped:
+                return _ended(
+                    Exit(None, None, EndedBy.STOP, self.world.now, "It was stopped before it started.")
+                )
+            return Observation(Phase.ABSENT)
+        now, script, start = self.world.now, attempt.script, self._start(attempt)
+        if attempt.stopped_at is not None and attempt.stopped_at < start:
+            return _ended(
+                Exit(None, None, EndedBy.STOP, attempt.stopped_at, "It was stopped before it started.")
+            )
+        if now < start:
+            return Observation(Phase.PREPARING)
+        if script.not_started:
+            return _ended(Exit(None, None, EndedBy.NOT_STARTED, start, script.not_started))
+        ending = self._ending(attempt, start)
+        if script.lost_after is not None and now >= start + script.lost_after <= ending.finished_at:
+            return Observation(Phase.LOST, start, detail="Its watcher vanished.")
+        if now < ending.finished_at + script.reported_after:
+            return Observation(Phase.RUNNING, start)
+        return _ended(ending, start)
+
+    def _ending(self, attempt: _Attempt, start: float) -> Exit:
+        """The first of its own end, its timeout and its stop."""
+        script, launch = attempt.script, attempt.launch
+        own_at = float("inf") if script.run_seconds is None else start + script.run_seconds
+        code = script.code if script.signal is None else 128 + script.signal
+        endings = [Exit(code, script.signal, script.ended_by, own_at)]
+        for at, why, grace in (
+            (start + launch.timeout_seconds, EndedBy.TIMEOUT, launch.stop_grace_seconds),
+            (attempt.stopped_at, EndedBy.STOP, attempt.grace or 0.0),
+        ):
+            if at is None or at >= own_at:
+                continue
+            number = 15 if script.heeds_sigterm and grace else 9
+            ended_at = at if script.heeds_sigterm else at + grace
+            endings.append(Exit(128 + number, number, why, ended_at))
+        return min(endings, key=lambda ending: ending.finished_at)
+
+
+def _ended(ending: Exit, started_at: float | None = None) -> Observation:
+    return Observation(Phase.EXITED, started_at, ending, ending.detail)
+
+
+def _log(attempt: _Attempt, observation: Observation) -> bytes:
+    """The frames of an attempt's log, the same bytes whenever it is asked for."""
+    at = int((observation.started_at or 0.0) * 1e9)
+    parts = []
+    for line in attempt.script.output.splitlines(keepends=True):
+        for begin in range(0, len(line), frames.MAX_PAYLOAD):
+            piece = line[begin : begin + frames.MAX_PAYLOAD]
+            flags = 0 if piece.endswith(b"\n") else frames.CONTINUES
+            parts += [frames.header(len(piece), frames.STDOUT, flags, at), piece]
+    if observation.phase in {Phase.EXITED, Phase.LOST}:
+        parts.append(frames.header(0, frames.EOF, 0, at))
+    return b"".join(parts)

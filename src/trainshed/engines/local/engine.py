@@ -1,0 +1,340 @@
+"""`LocalEngine`: the engine contract on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from trainshed.engines.contract import (
+    EngineError,
+    Launch,
+    LogFiles,
+    Observation,
+    Phase,
+    Release,
+)
+from trainshed.engines.local import evidence, gpus, machine
+from trainshed.engines.local.environment import base_environment, program_environment
+from trainshed.engines.local.forks import ForkServer
+from trainshed.engines.local.release import release
+from trainshed.jobkit import cgroups, folder, linux, procs, shim, tree
+from trainshed.model.resources import Amounts, Node, simulated_share
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_RESCAN_SECONDS = 5.0
+_GPU_SECONDS = 10.0
+_SUPERVISORS = ".supervisors"
+"""Group of the fork servers; no attempt id begins with a dot."""
+_NOTIFY_BYTES = 1 << 16
+
+
+class LocalEngine:
+    """Runs attempts as processes of this machine.
+
+    Everything it knows lies below ``root``; a second engine on the same folder, in this process or
+    after a crash in another, sees the same attempts. One at a time may be used to launch and sweep.
+
+    Args:
+        root: A folder of its own; created if missing, readable by us only.
+        simulate_gpus: ``{"H100": 8}`` or ``["H100:8"]``: these simulated GPUs take the place of the
+            real ones and bring their share of CPU and memory to the accounting.
+        node_name: The name under which this machine shows.
+        layout: Where control groups may be made; found out if not given.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        simulate_gpus: Mapping[str, int] | Sequence[str] | None = None,
+        node_name: str = "local",
+        layout: cgroups.Layout | None = None,
+    ) -> None:
+        self._root = root.resolve()
+        self._attempts = self._root / "attempts"
+        self._trash = self._root / "trash"
+        for path in (self._root, self._attempts, self._trash):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._instance = _instance_id(self._root)
+        self._node_name = node_name
+        self._simulated = gpus.simulated(simulate_gpus) if simulate_gpus else ()
+        self._real = gpus.inventory()
+        self._real_at = time.monotonic()
+        self._totals = machine.totals(self._root)
+        self._layout = layout or cgroups.detect(self._instance)
+        self._private_shm = linux.may_mount()
+        self._supervisors = Path(self._layout.v2, _SUPERVISORS) if self._layout.v2 else None
+        self._forks = ForkServer(self._root / "forkserver.log", base_environment(), self._supervisors)
+        self._guard = threading.Lock()
+        self._watched: set[str] = set()
+        self._rescan_at = time.monotonic() + _RESCAN_SECONDS
+        self._notify_path = self._root / "notify"
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(self._notify_path, 0o600)
+        # Opened for writing too: a FIFO without writers would be at its end.
+        self._notify = os.open(self._notify_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._partial = b""
+        self._interrupt = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        for left in self._trash.iterdir():
+            tree.remove(left)
+
+    def warm(self) -> None:
+        """Start the fork server now instead of with the first launch."""
+        self._forks.start()
+
+    # What there is
+
+    def nodes(self) -> Sequence[Node]:
+        """This machine, with the disk space that was free when the engine was made."""
+        if self._simulated:
+            amounts = self._totals + simulated_share(len(self._simulated))
+            return (Node(self._node_name, self._simulated, amounts),)
+        if time.monotonic() - self._real_at > _GPU_SECONDS:
+            self._real, self._real_at = gpus.inventory(), time.monotonic()
+        return (Node(self._node_name, self._real, self._totals + Amounts(gpus=len(self._real))),)
+
+    def enforcement(self) -> Mapping[str, str]:
+        """How each limit is enforced here; an attempt's own `Observation` says what really held."""
+        source = self._layout.source
+        return {
+            "cpus": source("cpu"),
+            "memory": source("memory"),
+            "pids": source("pids"),
+            "shm": "mount" if self._private_shm else cgroups.NOT_ENFORCED,
+            "storage": "watched",
+            "log": "shim",
+            "tree": self._layout.killing(),
+        }
+
+    # Starting
+
+    def launch(self, launch: Launch) -> None:
+        """See `Engine.launch`. Files are copied by the shim, not here."""
+        for error in self.launch_many([launch]).values():
+            raise error
+
+    def launch_many(self, launches: Iterable[Launch]) -> Mapping[str, EngineError]:
+        """See `Engine.launch_many`: the intents share one sync of the folder that holds them."""
+        errors: dict[str, EngineError] = {}
+        ready: list[str] = []
+        recorded = False
+        for launch in launches:
+            try:
+                path = self._path(launch.attempt_id)
+                if folder.exists(path, folder.EXIT) or folder.exists(path, folder.STARTED):
+                    continue
+                if not folder.exists(path, folder.LAUNCH):
+                    self._record_intent(path, launch)
+                    recorded = True
+                ready.append(launch.attempt_id)
+            except OSError as error:
+                message = f"the launch cannot be recorded: {error}"
+                errors[launch.attempt_id] = EngineError("ENGINE_DISK", message, retryable=True)
+            except EngineError as error:
+                errors[launch.attempt_id] = error
+        if recorded:
+            folder.sync_directory(self._attempts)
+        with self._guard:
+            self._watched.update(ready)
+        for attempt_id in ready:
+            try:
+                self._forks.submit(self._attempts / attempt_id)
+            except EngineError as error:
+                errors[attempt_id] = error
+        return errors
+
+    def _record_intent(self, path: Path, launch: Launch) -> None:
+        if not launch.argv:
+            raise EngineError("LAUNCH_INVALID", "there is nothing to execute", retryable=False)
+        limits, totals = launch.limits, self._totals
+        memory_mb = min(limits.memory_mb, totals.memory_mb)
+        environment = program_environment(
+            launch.env,
+            launch.gpus,
+            attempt_id=launch.attempt_id,
+            instance=self._instance,
+            real_gpus_present=bool(self._real),
+        )
+        path.mkdir(mode=0o700, exist_ok=True)
+        folder.write_durably(
+            path,
+            folder.LAUNCH,
+            {
+                "attempt_id": launch.attempt_id,
+                "argv": list(launch.argv),
+                "env": environment,
+                "files": [[file.path, os.fspath(file.source), file.executable] for file in launch.files],
+                # Simulated GPUs make the accounting larger than the machine; real limits are not.
+                "limits": {
+                    "cpus": min(limits.cpus, totals.cpus),
+                    "memory_mb": memory_mb,
+                    "storage_mb": limits.storage_mb,
+                    "shm_mb": min(limits.shm_mb, memory_mb),
+                    "pids": limits.pids,
+                    "log_bytes": limits.log_bytes,
+                },
+                "timeout": launch.timeout_seconds,
+                "grace": launch.stop_grace_seconds,
+                "cgroups": self._layout.to_json(),
+                "killing": self._layout.killing(),
+                "private_shm": self._private_shm,
+                "notify": os.fspath(self._notify_path),
+            },
+        )
+
+    # Watching
+
+    def observe(self, attempt_ids: Collection[str]) -> Mapping[str, Observation]:
+        """See `Engine.observe`: files and one lock, nothing remembered."""
+        seen = {attempt_id: evidence.observe(self._path(attempt_id)) for attempt_id in attempt_ids}
+        with self._guard:
+            for attempt_id, observation in seen.items():
+                if observation.phase in {Phase.PREPARING, Phase.RUNNING}:
+                    self._watched.add(attempt_id)
+                else:
+                    self._watched.discard(attempt_id)
+        return seen
+
+    def changed(self, timeout: float) -> set[str]:
+        """See `Engine.changed`. Lost hints are made up for by a look at every live attempt in turn."""
+        deadline = time.monotonic() + timeout
+        while True:
+            now = time.monotonic()
+            wait = max(0.0, min(deadline, self._rescan_at) - now)
+            ready, _, _ = select.select([self._notify, self._interrupt], [], [], wait)
+            interrupted = self._interrupt in ready
+            if interrupted:
+                os.eventfd_read(self._interrupt)
+            found = self._read_hints() if self._notify in ready else set()
+            if time.monotonic() >= self._rescan_at:
+                found |= self._rescan()
+            if found or interrupted or time.monotonic() >= deadline:
+                return found
+
+    def interrupt(self) -> None:
+        """See `Engine.interrupt`."""
+        os.eventfd_write(self._interrupt, 1)
+
+    def _read_hints(self) -> set[str]:
+        lines = (self._partial + os.read(self._notify, _NOTIFY_BYTES)).split(b"\n")
+        self._partial = lines.pop()
+        return {line.decode("utf-8", "replace") for line in lines if line}
+
+    def _rescan(self) -> set[str]:
+        self._rescan_at = time.monotonic() + _RESCAN_SECONDS
+        with self._guard:
+            watched = list(self._watched)
+        quiet = {attempt_id for attempt_id in watched if not folder.is_held(self._path(attempt_id))}
+        for attempt_id in quiet:
+            path = self._attempts / attempt_id
+            if evidence.observe(path).phase is Phase.PREPARING:
+                # The request was lost with a fork server: the intent still stands.
+                with contextlib.suppress(EngineError):
+                    self._forks.submit(path)
+        return quiet
+
+    # Ending
+
+    def stop(self, attempt_id: str, *, grace_seconds: float | None = None) -> None:
+        """See `Engine.stop`. A repeated stop can only make the end come sooner."""
+        path = self._path(attempt_id)
+        if folder.exists(path, folder.EXIT):
+            return
+        if not path.is_dir():
+            path.mkdir(mode=0o700, exist_ok=True)
+            folder.sync_directory(self._attempts)
+        folder.write_durably(path, folder.STOP, {"grace": grace_seconds})
+        folder.poke(path / folder.CONTROL)
+        lock = folder.acquire(path)
+        if lock is None:
+            return  # the shim reads the request before it starts anything, and at each poke
+        try:
+            if not folder.exists(path, folder.EXIT) and not folder.exists(path, folder.STARTED):
+                shim.record_unstarted(path, shim.STOP, "It was stopped before it started.")
+        finally:
+            os.close(lock)
+
+    def release(self, attempt_id: str) -> Release:
+        """See `Engine.release`. What is released can never start again."""
+        self.stop(attempt_id, grace_seconds=0)
+        with self._guard:
+            self._watched.discard(attempt_id)
+        return release(self._path(attempt_id), self._layout, self._instance)
+
+    def forget(self, attempt_id: str) -> None:
+        """See `Engine.forget`. The folder leaves in one rename: half of one could be launched again."""
+        path = self._path(attempt_id)
+        if folder.is_held(path):
+            raise EngineError("ATTEMPT_HELD", f"{attempt_id} is not released", retryable=True)
+        grave = self._trash / f"{attempt_id}.{os.urandom(4).hex()}"
+        try:
+            path.rename(grave)
+        except FileNotFoundError:
+            return
+        folder.sync_directory(self._attempts)
+        tree.remove(grave)
+
+    def sweep(self, known: Collection[str]) -> Sequence[str]:
+        """See `Engine.sweep`: groups, folders with a shim or an open intent, and marked processes."""
+        belongs = set(known)
+        strangers = {name for name in self._layout.names() if not name.startswith(".")}
+        for entry in self._attempts.iterdir():
+            if entry.name not in belongs and self._is_live(entry):
+                strangers.add(entry.name)
+        for pid, attempt_id in procs.marked(self._instance).items():
+            if _ID.fullmatch(attempt_id):
+                strangers.add(attempt_id)
+            else:  # the program renamed itself to something that names no attempt
+                procs.kill_same(pid, procs.start_time(pid))
+        ended = sorted(strangers - belongs)
+        for attempt_id in ended:
+            self.release(attempt_id)
+        return ended
+
+    @staticmethod
+    def _is_live(path: Path) -> bool:
+        if folder.is_held(path):
+            return True
+        settled = folder.exists(path, folder.EXIT) or folder.exists(path, folder.STARTED)
+        return folder.exists(path, folder.LAUNCH) and not settled
+
+    def work_directory(self, attempt_id: str) -> Path:
+        """See `Engine.work_directory`."""
+        return self._path(attempt_id) / folder.WORK
+
+    def logs(self, attempt_id: str) -> LogFiles:
+        """See `Engine.logs`."""
+        path = self._path(attempt_id)
+        return LogFiles(path / folder.FRAMES, path / folder.INDEX)
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._forks.close()
+        if self._supervisors:
+            with contextlib.suppress(OSError):  # not empty while a fork server stays with its shims
+                self._supervisors.rmdir()
+        self._layout.remove_parents()
+        os.close(self._notify)
+        os.close(self._interrupt)
+
+    def _path(self, attempt_id: str) -> Path:
+        if not _ID.fullmatch(attempt_id):
+            raise EngineError("ATTEMPT_ID_INVALID", f"{attempt_id!r} is no attempt id", retryable=False)
+        return self._attempts / attempt_id
+
+
+def _instance_id(root: Path) -> str:
+    """The id that marks everything of this folder's attempts, made once."""
+    known = folder.read(root, "instance.json")
+    if not known:
+        known = {"id": os.urandom(8).hex()}
+        folder.write_durably(root, "instance.json", known)
+    return str(known["id"])

@@ -1,0 +1,120 @@
+"""Ending everything an attempt holds, and saying what proves it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainshed.engines.contract import Release
+from trainshed.jobkit import folder, procs, tree
+from trainshed.jobkit.cgroups import Group, Layout
+from trainshed.jobkit.logwriter import end_log
+
+_SHIM_SECONDS = 5.0
+_KILLED_SHIM_SECONDS = 2.0
+_GROUP_SECONDS = 5.0
+_SCAN_SECONDS = 3.0
+
+
+def release(path: Path, layout: Layout, instance: str) -> Release:
+    """Release the attempt in ``path``, whose stop without grace is already recorded.
+
+    Every step may be repeated. ``confirmed`` means that each check below saw what it must see.
+    """
+    checks: dict[str, str] = {}
+    shim_gone = _end_shim(path)
+    checks["shim"] = "gone" if shim_gone else "still holds its lock"
+
+    group = Group(layout, path.name)
+    killed, group_gone = 0, True
+    if group.exists():
+        killed, empty = group.kill_until_empty(_GROUP_SECONDS)
+        group_gone = empty and group.remove(_GROUP_SECONDS)
+        checks["cgroup"] = (
+            "empty, removed" if group_gone else f"{len(group.pids())} process(es) cannot be killed"
+        )
+    else:
+        checks["cgroup"] = "removed" if layout.parents() else "none on this machine"
+
+    processes_gone = True
+    if _tree_is_proved_gone(path):
+        checks["processes"] = "all ended and reaped by the shim"
+    else:
+        scanned, processes_gone = _end_marked(path, instance)
+        killed += scanned
+        checks["processes"] = (
+            "none carries the mark" if processes_gone else "some that carry the mark cannot be killed"
+        )
+
+    work_gone = False
+    if shim_gone and group_gone and processes_gone:
+        try:
+            tree.remove(path / folder.WORK)
+            (path / folder.CONTROL).unlink(missing_ok=True)
+            end_log(path)
+            work_gone = True
+            checks["work"] = "removed"
+        except OSError as error:
+            checks["work"] = f"not removed: {error}"
+    else:
+        checks["work"] = "kept while processes may use it"
+    return Release(work_gone, checks, killed)
+
+
+def _end_shim(path: Path) -> bool:
+    """Wait until nobody holds the lock; kill the holder if it does not leave by itself."""
+    if _wait(lambda: not folder.is_held(path), _SHIM_SECONDS):
+        return True
+    hint = folder.read(path, folder.SHIM) or {}
+    pid, started = hint.get("pid"), hint.get("start_time")
+    if isinstance(pid, int) and isinstance(started, str) and _has_open(pid, path / folder.LOCK):
+        procs.send(pid, signal.SIGCONT)
+        procs.kill_same(pid, started)
+    return _wait(lambda: not folder.is_held(path), _KILLED_SHIM_SECONDS)
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    try:
+        return any(entry.readlink() == path for entry in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def _tree_is_proved_gone(path: Path) -> bool:
+    """Whether the shim itself saw the last process of the tree end, or no program ever started."""
+    ended = folder.read(path, folder.EXIT)
+    if ended is None:
+        return not folder.exists(path, folder.STARTED)
+    return ended.get("tree") == "gone" or ended.get("code") is None
+
+
+def _end_marked(path: Path, instance: str) -> tuple[int, bool]:
+    """Kill whatever carries the attempt's mark or stands in its folder, until a look finds nothing."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + _SCAN_SECONDS
+    while True:
+        marked = {pid for pid, attempt in procs.marked(instance).items() if attempt == path.name}
+        found = {
+            pid: started
+            for pid in marked | procs.standing_in(path)
+            if (started := procs.start_time(pid)) is not None
+        }
+        if not found:
+            return len(killed), True
+        if time.monotonic() >= deadline:
+            return len(killed), False
+        killed.update(pid for pid, started in found.items() if procs.kill_same(pid, started))
+        time.sleep(0.005)
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    pause = 0.0005
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+    return True

@@ -1,0 +1,150 @@
+"""The attempt folder: every durable fact about one replica, and how it is written and read.
+
+Which of its files exist, and whether somebody holds its lock, is all that is needed to say how far
+an attempt got; no process id is ever trusted across a restart.
+
+==================  =====================================================================
+``launch.json``     what to run; durable before anything else happens (launch intent)
+``stop.json``       durable request to end; ``{"grace": seconds}``
+``started.json``    created exclusively, synced, just before user code is executed
+``exit.json``       the exit record; the last thing a shim writes
+``lock``            an open-file-description lock, held by the shim for as long as it lives
+``shim.json``       the shim's pid and start time: a hint for killing it, never evidence
+``control``         FIFO: any byte means "read stop.json again"
+``log.frames``      output (`trainshed.jobkit.frames`); ``log.index`` lies beside it
+``work``            the program's working directory
+==================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import struct
+
+LAUNCH, STOP, STARTED, EXIT = "launch.json", "stop.json", "started.json", "exit.json"
+LOCK, SHIM, CONTROL, WORK = "lock", "shim.json", "control", "work"
+FRAMES, INDEX = "log.frames", "log.index"
+
+_FLOCK = struct.Struct("@hhqqi4x")
+_WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself is not loaded beside user code
+    from typing import Any
+
+    Json = dict[str, Any]
+    StrPath = str | os.PathLike[str]
+
+
+def sync_directory(path: StrPath) -> None:
+    """Make the names in ``path`` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_new(path: StrPath, flags: int, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_durably(folder: StrPath, name: str, content: Json) -> None:
+    """Replace ``name`` so that after a crash it holds the old or the new content, nothing else."""
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(4).hex()}")
+    _write_new(temporary, os.O_EXCL, json.dumps(content).encode())
+    os.rename(temporary, os.path.join(folder, name))
+    sync_directory(folder)
+
+
+def create_durably(folder: StrPath, name: str, content: Json) -> None:
+    """Create ``name`` or raise `FileExistsError`: at most one caller ever succeeds."""
+    _write_new(os.path.join(folder, name), os.O_EXCL, json.dumps(content).encode())
+    sync_directory(folder)
+
+
+def write_hint(folder: StrPath, name: str, content: Json) -> None:
+    """Write a file whose loss does no harm."""
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+def read(folder: StrPath, name: str) -> Json | None:
+    """The content of ``name``; ``None`` if there is none, empty if it is torn."""
+    try:
+        with open(os.path.join(folder, name), "rb") as file:
+            content = json.loads(file.read() or b"{}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def exists(folder: StrPath, name: str) -> bool:
+    """Whether the fact called ``name`` is recorded."""
+    return os.path.exists(os.path.join(folder, name))
+
+
+def acquire(folder: StrPath) -> int | None:
+    """Take the lock and return the descriptor that holds it; ``None`` if another process has it.
+
+    The lock belongs to the open file description: it goes when the last copy of the descriptor is
+    closed, at the latest with the process. That is what makes a free lock evidence.
+    """
+    fd = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
+    except OSError as error:
+        os.close(fd)
+        if error.errno in {errno.EAGAIN, errno.EACCES}:
+            return None
+        raise
+    return fd
+
+
+def is_held(folder: StrPath) -> bool:
+    """Whether a process holds the lock. Looks without touching: it disturbs nobody who acquires."""
+    try:
+        fd = os.open(os.path.join(folder, LOCK), os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
+    finally:
+        os.close(fd)
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def open_control(folder: StrPath) -> int:
+    """Create the control FIFO if needed and open it so that reading it never meets an end."""
+    path = os.path.join(folder, CONTROL)
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def poke(fifo: StrPath, message: bytes = b"!") -> bool:
+    """Write ``message`` to a FIFO if somebody reads it; never waits."""
+    try:
+        fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, message)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

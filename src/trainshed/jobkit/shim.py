@@ -1,0 +1,325 @@
+"""The shim: one small process beside each program, which outlives the server.
+
+It holds the attempt's lock, starts the program at most once, frames its output, enforces what must
+hold while no server is there (timeout, stop, disk), ends the whole tree and writes the exit record.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import time
+
+from trainshed.jobkit import cgroups, child, folder, frames, linux, procs, tree
+from trainshed.jobkit.logwriter import LogWriter, Stream
+
+STOP, TIMEOUT, DISK, MEMORY, EXIT, NOT_STARTED = "stop", "timeout", "disk", "memory", "exit", "not_started"
+_TREE_SECONDS = 10.0
+_KILL_AGAIN_SECONDS = 1.0
+_DRAIN_BYTES = 2 << 20
+_DISK_BYTES_PER_SECOND = 400 << 20
+"""How fast a program is assumed to fill its disk at most; the nearer the limit, the sooner we look."""
+_DISK_SECONDS = (0.25, 15.0)
+_DISK_SHARE = 20
+"""Of its time the shim spends at most one part in this many on measuring the disk."""
+_RECORD_TRIES = 60
+_CHUNK = 4096
+
+
+def main(path: str) -> None:
+    """Run the attempt in ``path``; returns when it is over or is another shim's business."""
+    lock = folder.acquire(path)
+    if lock is None:
+        return
+    if folder.exists(path, folder.EXIT) or folder.exists(path, folder.STARTED):
+        return
+    spec = folder.read(path, folder.LAUNCH)
+    if not spec:
+        return
+    linux.set_name(b"trainshed-shim")
+    linux.adopt_orphans()
+    pid = os.getpid()
+    folder.write_hint(path, folder.SHIM, {"pid": pid, "start_time": procs.start_time(pid)})
+    _Attempt(path, spec).run()
+    os.close(lock)
+    folder.poke(str(spec["notify"]), f"{spec['attempt_id']}\n".encode())
+
+
+def record_unstarted(path: folder.StrPath, ended_by: str, detail: str) -> None:
+    """Write the exit record, and an empty log, of an attempt that never ran. Needs the lock."""
+    LogWriter(os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX), 0).close()
+    _record(path, {"code": None, "signal": None, "ended_by": ended_by, "detail": detail, "usage": {}})
+
+
+def _record(path: folder.StrPath, content: folder.Json) -> None:
+    content = {**content, "finished_at": time.time()}
+    for _ in range(_RECORD_TRIES):
+        try:
+            folder.write_durably(path, folder.EXIT, content)
+        except OSError:
+            time.sleep(1)  # a full disk: others may free it; without a record the attempt is lost
+        else:
+            return
+
+
+class _Attempt:
+    """One attempt from preparation to exit record, while we hold its lock."""
+
+    def __init__(self, path: str, spec: folder.Json) -> None:
+        self._path = path
+        self._spec = spec
+        limits, layout = spec["limits"], spec["cgroups"]
+        self._limits: dict[str, int] = limits
+        self._group = cgroups.Group(cgroups.Layout.from_json(layout), str(spec["attempt_id"]))
+        self._control = folder.open_control(path)
+        self._wake, wake_write = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._streams: dict[int, Stream] = {}
+        self._status: int | None = None
+        self._reason = ""
+        self._kill_at: float | None = None
+        self._timeout_at = 0.0
+        self._disk_at = 0.0
+
+    def run(self) -> None:
+        """Prepare, start, watch, end, record."""
+        path, spec = self._path, self._spec
+        if self._stop_request() is not None:
+            record_unstarted(path, STOP, "It was stopped before it started.")
+            return
+        try:
+            files = spec["files"]
+            tree.fill(os.path.join(path, folder.WORK), files)
+            program, enforcement = self._program()
+            waiting = child.fork(program)
+            os.close(program.stdout)
+            os.close(program.stderr)
+            private_shm = waiting.wait_ready()
+        except (OSError, ValueError) as error:
+            self._end_tree()
+            self._group.remove(1.0)
+            record_unstarted(path, NOT_STARTED, f"It could not be prepared: {error}")
+            return
+        self._main = waiting.pid
+        enforcement["shm"] = "mount" if private_shm else cgroups.NOT_ENFORCED
+        if self._stop_request() is not None:
+            waiting.abandon()
+            self._end_tree()
+            self._group.remove(1.0)
+            record_unstarted(path, STOP, "It was stopped before it started.")
+            return
+        limit = self._limits["log_bytes"]
+        self._log = LogWriter(os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX), limit)
+        folder.create_durably(path, folder.STARTED, {"at": time.time(), "enforcement": enforcement})
+        failure = waiting.execute()
+        if failure:
+            self._end_tree()
+            self._finish({"code": None, "signal": None, "ended_by": NOT_STARTED, "detail": failure})
+            return
+        folder.poke(str(spec["notify"]), f"{spec['attempt_id']}\n".encode())
+        self._watch()
+        gone = self._end_tree()
+        self._drain()
+        self._finish(self._ending() | {"tree": "gone" if gone else "still there"})
+
+    def _program(self) -> tuple[child.Program, dict[str, str]]:
+        limits, spec = self._limits, self._spec
+        enforcement = self._group.create(
+            memory_mb=limits["memory_mb"], pids=limits["pids"], cpus=limits["cpus"]
+        )
+        enforcement |= {"storage": "watched", "log": "shim", "tree": str(spec["killing"])}
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        self._streams = {out_read: Stream(out_read, frames.STDOUT), err_read: Stream(err_read, frames.STDERR)}
+        argv, env = spec["argv"], spec["env"]
+        program = child.Program(
+            argv,
+            env,
+            os.path.join(self._path, folder.WORK),
+            self._group,
+            shm_mb=limits["shm_mb"] if spec["private_shm"] else None,
+            file_size_mb=limits["storage_mb"],
+            stdout=out_write,
+            stderr=err_write,
+        )
+        return program, enforcement
+
+    # While the program runs
+
+    def _watch(self) -> None:
+        """Pump output and enforce time and disk until the main process ends."""
+        poll = select.poll()
+        for fd in (self._control, self._wake, *self._streams):
+            poll.register(fd, select.POLLIN)
+        start = time.monotonic()
+        timeout = self._spec["timeout"]
+        self._timeout_at = start + timeout
+        self._disk_at = start + _DISK_SECONDS[0]
+        self._reap()
+        while self._status is None:
+            self._keep_time()
+            for fd, _ in poll.poll(self._pause_ms()):
+                if fd == self._control:
+                    _empty(fd)
+                    self._obey()
+                elif fd == self._wake:
+                    _empty(fd)
+                elif self._log.read(self._streams[fd]) == 0:
+                    poll.unregister(fd)
+                    self._close(fd)
+            now = time.time_ns()
+            for stream in self._streams.values():
+                self._log.flush(stream, now)
+            self._reap()
+
+    def _pause_ms(self) -> int:
+        now = time.monotonic()
+        due = [self._disk_at, self._timeout_at] if not self._reason else []
+        if self._kill_at is not None:
+            due.append(self._kill_at)
+        if any(stream.held for stream in self._streams.values()):
+            due.append(now + frames.HOLD_SECONDS)
+        return max(1, int((min(due) - now) * 1000) + 1)
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        if not self._reason and now >= self._timeout_at:
+            grace = self._spec["grace"]
+            self._begin_end(TIMEOUT, grace)
+        if not self._reason and now >= self._disk_at:
+            self._look_at_disk()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_tree()
+            self._kill_at = now + _KILL_AGAIN_SECONDS
+
+    def _look_at_disk(self) -> None:
+        limit = self._limits["storage_mb"] * cgroups.MIB
+        begin = time.monotonic()
+        used = tree.used_bytes(os.path.join(self._path, folder.WORK), enough=limit)
+        now = time.monotonic()
+        if used > limit:
+            self._begin_end(DISK, 0)
+            return
+        least, most = _DISK_SECONDS
+        pause = min(max((limit - used) / _DISK_BYTES_PER_SECOND, least), most)
+        self._disk_at = now + max(pause, (now - begin) * _DISK_SHARE)
+
+    def _stop_request(self) -> float | None:
+        """The grace of the recorded stop; ``None`` if nobody asked."""
+        request = folder.read(self._path, folder.STOP)
+        if request is None:
+            return None
+        grace = request.get("grace")
+        if grace is None:
+            grace = self._spec["grace"]
+        return float(grace)
+
+    def _obey(self) -> None:
+        grace = self._stop_request()
+        if grace is not None:
+            self._begin_end(STOP, grace)
+
+    def _begin_end(self, reason: str, grace: float) -> None:
+        """Ask the tree to end now and kill it after ``grace`` seconds; the first reason stands."""
+        self._reason = self._reason or reason
+        at = time.monotonic() + grace
+        asked = self._kill_at is not None
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+        if grace > 0 and not asked:
+            for pid in {*procs.descendants(os.getpid()), *self._group.pids()}:
+                procs.send(pid, signal.SIGTERM)
+                procs.send(pid, signal.SIGCONT)
+
+    def _reap(self) -> None:
+        """Collect every child that ended, adopted ones included."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._main:
+                self._status = status
+
+    # After the program ended
+
+    def _kill_tree(self) -> None:
+        self._group.kill()
+        for pid in procs.descendants(os.getpid()):
+            procs.send(pid, signal.SIGKILL)
+
+    def _end_tree(self) -> bool:
+        """Kill and reap until no child and no member is left: ``False`` if some cannot be killed."""
+        deadline = time.monotonic() + _TREE_SECONDS
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                if not self._group.kill():
+                    return True
+                pid = 0
+            if pid:
+                continue
+            if time.monotonic() >= deadline:
+                return False
+            self._kill_tree()
+            select.select([self._wake], [], [], 0.01)
+            _empty(self._wake)
+
+    def _drain(self) -> None:
+        """Take what was written and not yet read. A stranger may hold the pipe open for ever."""
+        for fd, stream in list(self._streams.items()):
+            taken = 0
+            while taken < _DRAIN_BYTES and (count := self._log.read(stream)) > 0:
+                taken += count
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        self._log.flush_now(self._streams.pop(fd))
+        os.close(fd)
+
+    def _ending(self) -> folder.Json:
+        code = os.waitstatus_to_exitcode(self._status or 0)
+        number = -code if code < 0 else None
+        if number:
+            code = 128 + number
+        ended_by, detail = self._reason or EXIT, ""
+        if kills := self._group.out_of_memory_kills():
+            detail = f"The kernel killed {kills} process(es) at {self._limits['memory_mb']} MiB of memory."
+            if not self._reason and code:
+                ended_by = MEMORY
+        elif self._reason == DISK or (not self._reason and number == signal.SIGXFSZ):
+            ended_by = DISK
+            detail = f"The work directory outgrew its {self._limits['storage_mb']} MiB."
+        elif self._reason == TIMEOUT:
+            detail = f"It ran for longer than its {self._spec['timeout']} seconds."
+        return {"code": code, "signal": number, "ended_by": ended_by, "detail": detail}
+
+    def _finish(self, ending: folder.Json) -> None:
+        self._log.close()
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        memory = self._group.max_memory_bytes() or children.ru_maxrss * 1024
+        usage = {
+            "max_memory_mb": memory / cgroups.MIB,
+            "cpu_seconds": children.ru_utime + children.ru_stime,
+            "log_bytes": self._log.written_bytes,
+            "dropped_log_bytes": self._log.dropped_bytes,
+        }
+        self._group.remove(1.0)
+        _record(self._path, ending | {"usage": usage})
+
+
+def _empty(fd: int) -> None:
+    try:
+        while len(os.read(fd, _CHUNK)) == _CHUNK:
+            pass
+    except BlockingIOError:
+        pass
