@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -19,16 +20,24 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+__all__ = ["Connection", "Database", "DatabaseFull", "DatabaseUnavailable", "Write"]
+
 T = TypeVar("T")
 Write = Callable[[Connection], T]
 
 MAX_GROUP = 256
-_SERIALIZATION_FAILURES = frozenset({"40001", "40P01"})
-_RETRIES = 5
+_LOST_RACES = frozenset({"40001", "40P01", "23505"})
+"""PostgreSQL: serialization failure, deadlock, and a unique key that another transaction took first."""
+_DISK_FULL = "53100"
+_TRIES = 5
 
 
 class DatabaseUnavailable(Exception):
     """The database did not answer; asking again may help."""
+
+
+class DatabaseFull(DatabaseUnavailable):
+    """The disk of the database is full; nothing was changed."""
 
 
 class Database:
@@ -41,7 +50,10 @@ class Database:
             self.engine = _sqlite(url)
         else:
             driver = self.url.set(drivername="postgresql+psycopg")
-            self.engine = create_engine(driver, pool_size=16, max_overflow=32, pool_pre_ping=True)
+            # Values of statements may be users' own; they belong in no error text or log (P9).
+            self.engine = create_engine(
+                driver, pool_size=16, max_overflow=32, pool_pre_ping=True, hide_parameters=True
+            )
         self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writer = _GroupWriter(self.engine) if self.dialect == "sqlite" else None
         self._listeners: list[Callable[[], None]] = []
@@ -57,7 +69,7 @@ class Database:
             with self._reading.connect() as connection:
                 yield connection
         except OperationalError as error:
-            raise DatabaseUnavailable(str(error.orig)) from error
+            raise _unavailable(error) from error
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -71,7 +83,7 @@ class Database:
                 with connection.begin():
                     yield connection
         except OperationalError as error:
-            raise DatabaseUnavailable(str(error.orig)) from error
+            raise _unavailable(error) from error
 
     def write(self, work: Write[T]) -> T:
         """Run ``work`` in a transaction; it is durable when this returns.
@@ -85,15 +97,15 @@ class Database:
         return result
 
     def _write_postgresql(self, work: Write[T]) -> T:
-        for tries_left in reversed(range(_RETRIES)):
+        for tries_left in reversed(range(_TRIES)):
             try:
                 with self.engine.begin() as connection:
                     return work(connection)
             except DBAPIError as error:
-                if tries_left and getattr(error.orig, "sqlstate", None) in _SERIALIZATION_FAILURES:
+                if tries_left and getattr(error.orig, "sqlstate", None) in _LOST_RACES:
                     continue
                 if isinstance(error, OperationalError):
-                    raise DatabaseUnavailable(str(error.orig)) from error
+                    raise _unavailable(error) from error
                 raise
         raise AssertionError("unreachable: the last try returns or raises")
 
@@ -109,20 +121,26 @@ class _GroupWriter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: queue.SimpleQueue[tuple[Write[Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
     def submit(self, work: Write[T]) -> Future[T]:
-        if self._closed:
-            raise DatabaseUnavailable("the database is closed")
         future: Future[T] = Future()
-        self._waiting.put((work, future))
+        with self._lock:
+            # Under the lock: nothing may be queued behind the end mark, where nobody would answer it.
+            if self._closed:
+                raise DatabaseUnavailable("the database is closed")
+            self._waiting.put((work, future))
         return future
 
     def close(self) -> None:
-        self._closed = True
-        self._waiting.put(None)
+        """Finish what waits, then end the thread; repeatable."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._waiting.put(None)
         self._thread.join()
 
     def _run(self) -> None:
@@ -149,7 +167,7 @@ class _GroupWriter:
                 for work, future in group:
                     self._run_one(connection, work, future, done)
         except BaseException as error:  # noqa: BLE001 - every waiting caller must get an answer
-            reason = DatabaseUnavailable(str(error)) if isinstance(error, DBAPIError) else error
+            reason = _unavailable(error) if isinstance(error, DBAPIError) else error
             for _, future in group:
                 if not future.done():
                     future.set_exception(reason)
@@ -170,15 +188,28 @@ class _GroupWriter:
         except BaseException as error:  # noqa: BLE001 - belongs to this caller alone
             connection.exec_driver_sql("ROLLBACK TO one")
             connection.exec_driver_sql("RELEASE one")
-            wrapped = isinstance(error, OperationalError)
-            future.set_exception(DatabaseUnavailable(str(error)) if wrapped else error)
+            future.set_exception(_unavailable(error) if isinstance(error, OperationalError) else error)
         else:
             connection.exec_driver_sql("RELEASE one")
             done.append((future, value))
 
 
+def _unavailable(error: DBAPIError) -> DatabaseUnavailable:
+    full = (
+        getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        or getattr(error.orig, "sqlstate", None) == _DISK_FULL
+    )
+    return (DatabaseFull if full else DatabaseUnavailable)(str(error.orig))
+
+
 def _sqlite(url: str) -> Engine:
-    engine = create_engine(url, pool_size=24, max_overflow=64, connect_args={"check_same_thread": False})
+    engine = create_engine(
+        url,
+        pool_size=24,
+        max_overflow=64,
+        hide_parameters=True,  # as for PostgreSQL above
+        connect_args={"check_same_thread": False},
+    )
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:

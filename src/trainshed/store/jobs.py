@@ -57,7 +57,8 @@ def insert_job(connection: Connection, job: Job, rows: Sequence[Mapping[str, Any
             job.created_at,
             job.submitted_by,
             "QUEUED",
-            f"Queued {row['name']}: {row['runner']}@{row['revision'][:12]} on {row['gpus']} x {row['gpu_type']}.",
+            f"Queued {row['name']}: {row['runner']}@{row['revision'][:12]} "
+            f"on {row['gpus']} x {row['gpu_type']}.",
             None,
             State.QUEUED,
         )

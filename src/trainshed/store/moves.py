@@ -114,7 +114,8 @@ def accept_stop(
 ) -> Job:
     """Accept a stop of a Job, or of one of its Trials; repeatable (E76, A14).
 
-    Trials that hold nothing end at once; the others go to ``stopping`` and the controller ends them.
+    Trials that hold nothing end at once; the others go to ``stopping`` and the controller ends them. Where
+    every Trial has ended already, the Job is answered unchanged.
     """
     lock_jobs(connection, [job_id])
     query = select(trials).where(trials.c.job_id == job_id).order_by(trials.c.position)
@@ -161,7 +162,8 @@ def accept_stop(
         at=at,
         actor=actor,
     )
-    refresh_jobs(connection, [job_id], at=at)
+    if live:
+        refresh_jobs(connection, [job_id], at=at)
     job = find_job(connection, None, job_id)
     assert job is not None  # noqa: S101 - the caller read it before; Jobs are never deleted
     return job
@@ -170,7 +172,7 @@ def accept_stop(
 def _stop_sentence(trial: Trial) -> str:
     if trial.state in WAITING:
         return "Stop accepted while the Trial was waiting."
-    return "Stop accepted: the program is asked to end, then its outputs are collected and everything is released."
+    return "Stop accepted: the program is asked to end, outputs are collected, everything is released."
 
 
 def open_attempt(

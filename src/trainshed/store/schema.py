@@ -8,9 +8,11 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+_LOCK_KEY = 0x747261696E736864
+"""Of PostgreSQL's advisory lock; the letters ``trainshd``, so that no other program takes it by chance."""
 
 
 class SchemaTooNew(Exception):
@@ -18,10 +20,15 @@ class SchemaTooNew(Exception):
 
 
 def migrate(engine: Engine) -> None:
-    """Run the missing migrations, in one transaction; raises `SchemaTooNew` and changes nothing if it is newer."""
+    """Run the missing migrations, in one transaction; processes that start together take turns.
+
+    Raises `SchemaTooNew` for a newer program's database; nothing was changed then.
+    """
     config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     with engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
         known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         current = MigrationContext.configure(connection).get_current_revision()
         if current is not None and current not in known:

@@ -212,7 +212,8 @@ def upgrade() -> None:
             name=op.f("ck_trials_output_status"),
         ),
         sa.CheckConstraint(
-            "state IN ('queued', 'awaiting_approval', 'denied', 'preparing', 'running', 'checkpointing', 'migrating', 'collecting', 'stopping', 'succeeded', 'failed', 'cancelled')",
+            "state IN ('queued', 'awaiting_approval', 'denied', 'preparing', 'running', 'checkpointing', "
+            "'migrating', 'collecting', 'stopping', 'succeeded', 'failed', 'cancelled')",
             name=op.f("ck_trials_state"),
         ),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_trials_job_id")),
