@@ -1,0 +1,1 @@
+"""Immutable content: blobs, the git trees of Runners, and what Trials produced."""

@@ -1,8 +1,8 @@
 """Content-addressed storage: bytes under the name of their SHA-256, durable and verified before they count.
 
-A blob is written to a hidden part file, hashed on the way, synced, read back from the device, hashed again and
-only then renamed to its name (contract E105). Whoever sees a name sees the whole, right content; a crash, a
-full disk or a wrong digest leaves nothing visible.
+A blob is written to a hidden part file, hashed on the way, synced, read back from the device, hashed again
+and only then renamed to its name (contract E105). Whoever sees a name sees the whole, right content; a crash,
+a full disk or a wrong digest leaves nothing visible.
 """
 
 from __future__ import annotations

@@ -1,0 +1,381 @@
+"""Collecting a Trial's declared outputs into the blob store (contract E67, E73, E77, E105).
+
+The directory belongs to a program that may be hostile and may still have children running. Nothing outside it
+is read, nothing undeclared is stored, every declared file that cannot be stored is named with a reason, and
+the whole is bounded in files, bytes, time and directory entries. Collecting is a function of the tree alone:
+doing it again, after a crash say, gives the same answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from trainshed.content.blobs import BUFFER_BYTES, BlobError, BlobStore, StoreFull
+from trainshed.content.walk import Entry, Kind, UnreadableRoot, walk
+from trainshed.model.globs import OutputPatterns
+from trainshed.model.runner_tree import CONTROL_CHARACTER
+
+MAX_NAME_BYTES = 1024
+MAX_PROBLEMS = 200
+"""Problems kept one by one; the rest is counted."""
+_TRIES = 3
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+class OutputStatus(StrEnum):
+    """How a collection ended; the words of ``output_status``."""
+
+    NONE = "none"
+    """Nothing was declared, or no file matched and none was promised."""
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+    """Some files are stored, others have problems."""
+    FAILED = "failed"
+    """There are problems and no file is stored."""
+
+
+class ProblemCode(StrEnum):
+    """Why a declared output is not, or not wholly, stored."""
+
+    MISSING = "OUTPUT_MISSING"
+    IS_LINK = "OUTPUT_IS_LINK"
+    HARD_LINK = "OUTPUT_HARD_LINK"
+    NOT_A_FILE = "OUTPUT_NOT_A_FILE"
+    BAD_NAME = "OUTPUT_BAD_NAME"
+    TOO_DEEP = "OUTPUT_TOO_DEEP"
+    UNREADABLE = "OUTPUT_UNREADABLE"
+    CHANGED = "OUTPUT_CHANGED"
+    TOO_LARGE = "OUTPUT_TOO_LARGE"
+    TOO_MANY = "OUTPUT_TOO_MANY"
+    OUT_OF_TIME = "OUTPUT_OUT_OF_TIME"
+    STORE_FULL = "OUTPUT_STORE_FULL"
+    STORE_FAILED = "OUTPUT_STORE_FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectLimits:
+    """Bounds of one collection (E77)."""
+
+    max_files: int = 10_000
+    max_bytes: int = 256 << 30
+    deadline_seconds: float = 900.0
+    max_entries: int = 1_000_000
+    """Directory entries looked at, declared or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedFile:
+    """A stored output. ``name`` is its path relative to the Trial's directory."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputProblem:
+    """A declared output that is not stored. ``name`` is printable: what is not, is escaped."""
+
+    name: str
+    code: ProblemCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """The outcome: what is stored, and everything that is not."""
+
+    files: tuple[CollectedFile, ...] = ()
+    problems: tuple[OutputProblem, ...] = ()
+    problems_not_shown: int = 0
+
+    @property
+    def status(self) -> OutputStatus:
+        if not self.problems:
+            return OutputStatus.COMPLETE if self.files else OutputStatus.NONE
+        return OutputStatus.PARTIAL if self.files else OutputStatus.FAILED
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def store_failed(self) -> bool:
+        """Whether storage, not the tree, was the obstacle: collecting again later may succeed."""
+        blamed = {ProblemCode.STORE_FULL, ProblemCode.STORE_FAILED}
+        return any(problem.code in blamed for problem in self.problems)
+
+
+class CollectionCancelled(Exception):
+    """The caller's ``cancelled`` said so. Files reported so far are stored."""
+
+
+def collect(
+    work: Path,
+    patterns: OutputPatterns,
+    baseline: Mapping[str, tuple[int, str]],
+    blobs: BlobStore,
+    limits: CollectLimits | None = None,
+    *,
+    on_file: Callable[[CollectedFile], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Collection:
+    """Store every file below ``work`` that ``patterns`` declare and the program made or changed.
+
+    ``baseline`` holds the Runner's own files as ``path -> (size, sha256)``; where they are unchanged they are
+    not outputs. ``on_file`` is called for each file once it is stored and verified; what it raises passes
+    through. Blocks for at most about ``limits.deadline_seconds``. Raises `CollectionCancelled`; everything
+    else that goes wrong is a problem in the answer.
+    """
+    collector = _Collector(patterns, baseline, blobs, limits or CollectLimits(), on_file, cancelled)
+    return collector.run(work) if patterns.patterns else Collection()
+
+
+class _StopCollecting(Exception):
+    def __init__(self, code: ProblemCode, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.problem = (code, message, name)
+
+
+class _FileChanged(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _Collector:
+    patterns: OutputPatterns
+    baseline: Mapping[str, tuple[int, str]]
+    blobs: BlobStore
+    limits: CollectLimits
+    on_file: Callable[[CollectedFile], None]
+    cancelled: Callable[[], bool]
+    files: list[CollectedFile] = field(default_factory=list)
+    problems: list[OutputProblem] = field(default_factory=list)
+    not_shown: int = 0
+    bytes_left: int = 0
+    entries_left: int = 0
+    ends_at: float = 0.0
+    literals_left: dict[str, str] = field(default_factory=dict)
+    links: Counter[tuple[int, int]] | None = None
+    root: Path = Path()
+
+    def run(self, work: Path) -> Collection:
+        self.root = work
+        self.bytes_left = self.limits.max_bytes
+        self.entries_left = self.limits.max_entries
+        self.ends_at = time.monotonic() + self.limits.deadline_seconds
+        self.literals_left = dict.fromkeys(sorted(self.patterns.literals), "the program did not write it")
+        try:
+            with closing(walk(work, self.patterns.may_match_below, self._count_entry)) as entries:
+                for entry in entries:
+                    self._take(entry)
+        except _StopCollecting as stop:
+            code, message, name = stop.problem
+            self._problem(name or ".", code, message)
+        except UnreadableRoot as error:
+            code = ProblemCode.MISSING if error.gone else ProblemCode.UNREADABLE
+            self._problem(".", code, f"the Trial's directory cannot be read: {error.reason}")
+        else:
+            for name, reason in list(self.literals_left.items()):
+                self._problem(name, ProblemCode.MISSING, reason)
+        return Collection(tuple(self.files), tuple(self.problems), self.not_shown)
+
+    def _problem(self, name: str, code: ProblemCode, message: str) -> None:
+        self.literals_left.pop(name, None)
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(OutputProblem(_printable(name), code, message))
+        else:
+            self.not_shown += 1
+
+    def _count_entry(self) -> None:
+        self._check_time()
+        self.entries_left -= 1
+        if self.entries_left < 0:
+            message = f"there are more than {self.limits.max_entries} entries; later ones are not looked at"
+            raise _StopCollecting(ProblemCode.TOO_MANY, message)
+
+    def _check_time(self) -> None:
+        if self.cancelled():
+            raise CollectionCancelled
+        if time.monotonic() > self.ends_at:
+            message = (
+                f"the {self.limits.deadline_seconds:g} s for collecting ended; later files are not stored"
+            )
+            raise _StopCollecting(ProblemCode.OUT_OF_TIME, message)
+
+    def _take(self, entry: Entry) -> None:
+        path, kind = entry.path, entry.kind
+        if kind is Kind.DIRECTORY:
+            if path in self.literals_left:
+                self.literals_left[path] = f"it is a directory; declare `{path}/**` for the files below it"
+        elif kind is Kind.UNREADABLE:
+            self._problem(path, ProblemCode.UNREADABLE, f"the directory cannot be read: {entry.reason}")
+        elif kind is Kind.TOO_DEEP:
+            self._problem(
+                path, ProblemCode.TOO_DEEP, "the directory lies too deep; what it holds is not stored"
+            )
+        elif kind is Kind.LINK:
+            if self.patterns.match(path) or self.patterns.names_directory(path):
+                self._problem(path, ProblemCode.IS_LINK, "it is a symbolic link; links are never followed")
+        elif self.patterns.match(path):
+            self._take_declared(entry)
+
+    def _take_declared(self, entry: Entry) -> None:
+        path = entry.path
+        if entry.kind is Kind.SPECIAL:
+            self._problem(path, ProblemCode.NOT_A_FILE, "it is a device, a FIFO or a socket")
+        elif fault := _name_fault(path):
+            self._problem(path, ProblemCode.BAD_NAME, fault)
+        else:
+            self._check_time()
+            if file := self._store(entry):
+                self.bytes_left -= file.size
+                self.literals_left.pop(path, None)
+                self.files.append(file)
+                self.on_file(file)
+
+    def _store(self, entry: Entry) -> CollectedFile | None:
+        path = entry.path
+        try:
+            for _ in range(_TRIES):
+                with suppress(_FileChanged), entry.opened() as fd:
+                    return self._store_open(path, fd)
+        except OSError as error:
+            self._problem(path, *_open_problem(error))
+        except StoreFull as error:
+            message = f"the artifact store is full: {error}"
+            raise _StopCollecting(ProblemCode.STORE_FULL, message, path) from error
+        except BlobError as error:
+            message = f"the artifact store failed: {error}"
+            raise _StopCollecting(ProblemCode.STORE_FAILED, message, path) from error
+        else:
+            message = f"it changed during each of {_TRIES} tries to read it"
+            self._problem(path, ProblemCode.CHANGED, message)
+        return None
+
+    def _store_open(self, path: str, fd: int) -> CollectedFile | None:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            self._problem(path, ProblemCode.NOT_A_FILE, "it is not a regular file")
+            return None
+        if status.st_nlink > 1 and (outside := status.st_nlink - self._names_inside(status)) > 0:
+            message = f"{outside} of its {status.st_nlink} hard links lie outside the Trial's directory"
+            self._problem(path, ProblemCode.HARD_LINK, message)
+            return None
+        source = _SteadyFile(fd, status, self._check_time)
+        if self._is_unchanged(path, source):
+            if path in self.literals_left:
+                self.literals_left[path] = "it is the Runner's own file, unchanged"
+            return None
+        if len(self.files) >= self.limits.max_files:
+            message = f"at most {self.limits.max_files} files are stored; this one and later ones are not"
+            raise _StopCollecting(ProblemCode.TOO_MANY, message, path)
+        if status.st_size > self.bytes_left:
+            message = (
+                f"its {status.st_size} bytes exceed the {self.bytes_left} left "
+                f"of the {self.limits.max_bytes} a Trial may store"
+            )
+            self._problem(path, ProblemCode.TOO_LARGE, message)
+            return None
+        blob = self.blobs.put(source, size=status.st_size)
+        return CollectedFile(path, blob.size, blob.sha256)
+
+    def _is_unchanged(self, path: str, source: _SteadyFile) -> bool:
+        size, sha256 = self.baseline.get(path, (-1, ""))
+        return source.size == size and source.sha256() == sha256
+
+    def _names_inside(self, status: os.stat_result) -> int:
+        """How many names below the Trial's directory this file has; the tree is counted once, if ever."""
+        if self.links is None:
+            self.links = Counter()
+            with closing(walk(self.root, lambda _: True, self._check_time)) as entries:
+                for entry in entries:
+                    if entry.kind is Kind.FILE:
+                        with suppress(FileNotFoundError):
+                            inode = entry.status()
+                            self.links[inode.st_dev, inode.st_ino] += 1
+        return self.links[status.st_dev, status.st_ino]
+
+
+class _SteadyFile:
+    """Reads an open file and raises `_FileChanged` unless it stayed what it was when it was opened.
+
+    The check comes with the last read, so a store that hits it has not yet made anything visible.
+    """
+
+    def __init__(self, fd: int, status: os.stat_result, check: Callable[[], None]) -> None:
+        self.size = status.st_size
+        self._fd = fd
+        self._stamp = _stamp(status)
+        self._check = check
+        self._place = 0
+
+    def read(self, size: int, /) -> bytes:
+        buffer = bytearray(size)
+        return bytes(buffer[: self.readinto(memoryview(buffer))])
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        self._check()
+        count = os.preadv(self._fd, [buffer], self._place)
+        self._place += count
+        if self._place > self.size or (not count and not self._is_steady()):
+            raise _FileChanged
+        return count
+
+    def sha256(self) -> str:
+        """The digest of the whole file; afterwards the file is read from its start again."""
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(BUFFER_BYTES))
+        while count := self.readinto(buffer):
+            digest.update(buffer[:count])
+        self._place = 0
+        return digest.hexdigest()
+
+    def _is_steady(self) -> bool:
+        return self._place == self.size and _stamp(os.fstat(self._fd)) == self._stamp
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    # The change time cannot be set back by a program, the modification time can.
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _open_problem(error: OSError) -> tuple[ProblemCode, str]:
+    if error.errno == errno.ELOOP:
+        return ProblemCode.IS_LINK, "it is a symbolic link; links are never followed"
+    if error.errno in {errno.ENXIO, errno.ENODEV}:
+        return ProblemCode.NOT_A_FILE, "it is a device, a FIFO or a socket"
+    if error.errno == errno.ENOENT:
+        return ProblemCode.CHANGED, "it disappeared while outputs were collected"
+    return ProblemCode.UNREADABLE, f"it cannot be read: {error.strerror}"
+
+
+def _name_fault(path: str) -> str | None:
+    """Why a file of this name cannot be an artifact (contract E b6), or ``None``."""
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
+    rules = (
+        (CONTROL_CHARACTER.search(path), "its name holds control characters"),
+        ("\\" in path, "its name holds a backslash"),
+        (_DRIVE.match(path), "its name starts like a drive of another system"),
+        (len(encoded) > MAX_NAME_BYTES, f"its name is longer than {MAX_NAME_BYTES} bytes"),
+    )
+    return next((message for broken, message in rules if broken), None)
+
+
+def _printable(name: str) -> str:
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    text = CONTROL_CHARACTER.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return text if len(text) <= MAX_NAME_BYTES else f"{text[:MAX_NAME_BYTES]}…"
