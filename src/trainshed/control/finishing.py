@@ -1,0 +1,317 @@
+"""The end of an Attempt: collect, decide the outcome, store it, release, prove it.
+
+Every step may be repeated after a crash: collecting is a function of the work directory, which stays until
+the release; the outcome is one transaction; a release of something already released is confirmed again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection
+
+from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.outputs import (
+    CollectedFile,
+    Collection,
+    CollectLimits,
+    collect,
+)
+from trainshed.control import metrics
+from trainshed.control.crashpoints import Point, reach
+from trainshed.engines.contract import Engine, Observation, Phase, Release
+from trainshed.model.globs import OutputPatterns
+from trainshed.model.ids import IdFactory
+from trainshed.model.runner_tree import RunnerFile
+from trainshed.model.states import AllocationState, OutputStatus, State
+from trainshed.policy.budget import charge
+from trainshed.policy.effective import EffectiveResources, ServerPolicy
+from trainshed.policy.retry import Ending, Outcome, outcome
+from trainshed.store import events, moves, queue
+from trainshed.store.database import Database
+from trainshed.store.moves import Move
+from trainshed.store.records import Allocation, Trial
+
+LEAKED_AFTER_TRIES = 3
+_MAX_RETRY_SECONDS = 60.0
+_ARTIFACT_BATCH = 200
+_ACTOR = "controller"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A Trial whose Attempt ended, with the evidence of how."""
+
+    trial: Trial
+    allocation: Allocation
+    observation: Observation
+    collection: Collection = field(default_factory=Collection)
+
+
+class Finisher:
+    """Turns ended Attempts into terminal Trials and released Allocations. Thread-safe."""
+
+    def __init__(
+        self,
+        database: Database,
+        engine: Engine,
+        blobs: FolderBlobStore,
+        policy: ServerPolicy,
+        clock: Callable[[], float],
+        ids: IdFactory,
+    ) -> None:
+        self._database = database
+        self._engine = engine
+        self._blobs = blobs
+        self._policy = policy
+        self._clock = clock
+        self._ids = ids
+        self.closing = threading.Event()
+
+    def collect(self, ended: Ended, files: Sequence[RunnerFile]) -> Ended:
+        """Store the declared outputs (E73, E105); bounded after a stop (E77)."""
+        trial = ended.trial
+        patterns = OutputPatterns(tuple(trial.output_patterns))
+        stopped = trial.state is State.STOPPING
+        limits = (
+            CollectLimits(max_bytes=self._policy.collect_bytes, deadline_seconds=self._policy.collect_seconds)
+            if stopped
+            else CollectLimits()
+        )
+        batch = _ArtifactBatch(self._database, self._ids, self._clock, trial)
+        found = collect(
+            self._engine.work_directory(ended.allocation.attempt_id),
+            patterns,
+            {file.path: (file.size, file.sha256) for file in files},
+            self._blobs,
+            limits,
+            on_file=batch.add,
+            cancelled=self.closing.is_set,
+        )
+        batch.flush()
+        reach(Point.COLLECT_AFTER_FILES)
+        return Ended(trial, ended.allocation, ended.observation, found)
+
+    def finish(self, group: Sequence[Ended]) -> None:
+        """Make these Trials terminal in one transaction, and their Allocations due for release."""
+        now = self._clock()
+        outcomes = [(ended, self._outcome(ended)) for ended in group]
+
+        def store(connection: Connection) -> list[Move]:
+            made = moves.apply(connection, _closing_moves(outcomes, now), at=now, actor=_ACTOR)
+            ending = {move.trial.id for move in made if move.after.value in _FINAL}
+            for ended, _ in outcomes:
+                if ended.trial.id in ending:
+                    self._close(connection, ended, now)
+            reach(Point.FINISH_BEFORE_COMMIT)
+            return made
+
+        made = self._database.write(store)
+        reach(Point.FINISH_AFTER_COMMIT)
+        _count_ends(made, {ended.trial.id: ended for ended in group})
+
+    def release(self, allocation: Allocation, job_id: str) -> bool:
+        """Try once to release everything an Attempt held; whether it is confirmed (E68, E78, P6)."""
+        result = self._engine.release(allocation.attempt_id)
+        reach(Point.RELEASE_AFTER_ENGINE)
+        now = self._clock()
+        tries = allocation.tries + 1
+
+        def store(connection: Connection) -> None:
+            moves.lock_jobs(connection, [job_id])
+            state = _release_state(result, tries)
+            values = {"tries": tries, "evidence": json.dumps({**result.checks, "killed": result.killed})}
+            if result.confirmed:
+                values["released_at"] = now
+            moves.set_allocation(connection, allocation.id, state, values)
+            if result.confirmed or (state is AllocationState.LEAKED and allocation.state is not state):
+                events.record(connection, [_release_event(allocation, job_id, result, state, now)])
+
+        self._database.write(store)
+        reach(Point.RELEASE_AFTER_COMMIT)
+        if result.confirmed:
+            metrics.releases.inc()
+        else:
+            log.warning("release not confirmed", attempt=allocation.attempt_id, tries=tries, **result.checks)
+        return result.confirmed
+
+    def _close(self, connection: Connection, ended: Ended, now: float) -> None:
+        trial, allocation, seen = ended.trial, ended.allocation, ended.observation
+        at = seen.exit.finished_at if seen.exit else now
+        moves.end_attempt(
+            connection,
+            allocation.attempt_id,
+            at=at,
+            ended_by=seen.exit.ended_by if seen.exit else seen.phase,
+            detail=(seen.exit.detail if seen.exit else seen.detail) or "",
+            exit_code=seen.exit.code if seen.exit else None,
+            usage=json.dumps(dict(seen.exit.usage) if seen.exit else {}),
+        )
+        moves.set_allocation(connection, allocation.id, AllocationState.RELEASING)
+        started = seen.started_at or trial.started_at
+        if used := charge(trial.gpus, trial.timeout_seconds, started, at):
+            queue.charge(connection, trial.project_id, used)
+
+    @staticmethod
+    def _outcome(ended: Ended) -> Outcome:
+        seen, trial = ended.observation, ended.trial
+        found = ended.collection
+        first = found.problems[0] if found.problems else None
+        return outcome(
+            ending=Ending(seen.exit.ended_by.value) if seen.exit else Ending.LOST,
+            exit_code=seen.exit.code if seen.exit else None,
+            exit_signal=seen.exit.signal if seen.exit else None,
+            output_status=OutputStatus(found.status.value),
+            stop_requested=trial.state is State.STOPPING,
+            limits=EffectiveResources(trial.gpu_type, trial.amounts, trial.timeout_seconds),
+            detail=f"{first.name}: {first.message}" if first else (seen.detail or ""),
+        )
+
+
+class _ArtifactBatch:
+    """Records artifacts as they are stored, many to a transaction."""
+
+    def __init__(self, database: Database, ids: IdFactory, clock: Callable[[], float], trial: Trial) -> None:
+        self._database = database
+        self._ids = ids
+        self._clock = clock
+        self._trial = trial
+        self._files: list[CollectedFile] = []
+
+    def add(self, file: CollectedFile) -> None:
+        self._files.append(file)
+        if len(self._files) >= _ARTIFACT_BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._files:
+            return
+        now = self._clock()
+        rows: list[dict[str, Any]] = [
+            {
+                "id": self._ids.artifact(),
+                "trial_id": self._trial.id,
+                "name": file.name,
+                "size": file.size,
+                "sha256": file.sha256,
+                "upload_state": "uploaded",
+                "created_at": now,
+            }
+            for file in self._files
+        ]
+
+        def store(connection: Connection) -> None:
+            for row in rows:
+                queue.put_blob(connection, row["sha256"], row["size"], at=now)
+            moves.put_artifacts(connection, rows)
+
+        self._database.write(store)
+        self._files = []
+
+
+_FINAL = frozenset({State.SUCCEEDED.value, State.FAILED.value, State.CANCELLED.value})
+
+
+def _closing_moves(outcomes: Sequence[tuple[Ended, Outcome]], now: float) -> list[Move]:
+    """The moves that lead each Trial from where it is to its end."""
+    found = []
+    for ended, result in outcomes:
+        trial, seen = ended.trial, ended.observation
+        started = trial.user_code_started or seen.started_at is not None or seen.phase is Phase.LOST
+        state = trial.state
+        if state is State.PREPARING:
+            found.append(started_move(trial, seen, now))
+            state = State.RUNNING
+        if state is State.RUNNING:
+            found.append(ended_move(trial, seen))
+            state = State.COLLECTING
+        values: dict[str, Any] = {
+            "exit_code": seen.exit.code if seen.exit else None,
+            "exit_signal": seen.exit.signal if seen.exit else None,
+            "output_status": ended.collection.status.value,
+            "output_problems": _problems(ended.collection),
+            "error_code": result.error_code,
+            "error_message": result.message if result.error_code else None,
+        }
+        if state is State.STOPPING and started:
+            values |= {"user_code_started": True, "started_at": seen.started_at or trial.started_at}
+        found.append(
+            Move(
+                trial, state, result.state, result.error_code or result.state.upper(), result.message, values
+            )
+        )
+    return found
+
+
+def started_move(trial: Trial, seen: Observation, now: float) -> Move:
+    """PREPARING -> RUNNING: user code was started, or that cannot be excluded (E79)."""
+    message = (
+        f"Started {trial.entrypoint}."
+        if seen.started_at is not None
+        else "Whether user code started cannot be told any more: it counts as started and is never replayed."
+    )
+    values = {"user_code_started": True, "started_at": seen.started_at or now}
+    return Move(trial, State.PREPARING, State.RUNNING, "STARTED", message, values)
+
+
+def ended_move(trial: Trial, seen: Observation) -> Move:
+    """RUNNING -> COLLECTING: the program is gone."""
+    if seen.exit is None:
+        message = f"Execution was lost: {seen.detail or 'nothing watches the program any more'}."
+    elif seen.exit.signal is not None:
+        message = f"The program ended with signal {seen.exit.signal} ({seen.exit.ended_by})."
+    else:
+        message = f"The program ended with exit code {seen.exit.code} ({seen.exit.ended_by})."
+    status = OutputStatus.COLLECTING if trial.output_patterns else OutputStatus.NONE
+    return Move(trial, State.RUNNING, State.COLLECTING, "ENDED", message, {"output_status": status})
+
+
+def _problems(found: Collection) -> str | None:
+    if not found.problems:
+        return None
+    listed = [{"name": p.name, "code": p.code.value, "message": p.message} for p in found.problems]
+    return json.dumps({"problems": listed, "not_shown": found.problems_not_shown})
+
+
+def _release_state(result: Release, tries: int) -> AllocationState:
+    if result.confirmed:
+        return AllocationState.RELEASED
+    return AllocationState.LEAKED if tries >= LEAKED_AFTER_TRIES else AllocationState.RELEASING
+
+
+def _release_event(
+    allocation: Allocation, job_id: str, result: Release, state: AllocationState, now: float
+) -> events.NewEvent:
+    checks = ", ".join(f"{name} {saw}" for name, saw in result.checks.items())
+    message = (
+        f"Released {allocation.gpus} x {allocation.gpu_model} on {allocation.node}: {checks}."
+        if result.confirmed
+        else f"The release is not confirmed after {allocation.tries + 1} tries and goes on: {checks}."
+    )
+    return events.NewEvent(job_id, allocation.trial_id, now, _ACTOR, state.value.upper(), message)
+
+
+def _count_ends(made: Sequence[Move], group: dict[str, Ended]) -> None:
+    for move in made:
+        if move.after is State.RUNNING:
+            metrics.starts.inc()
+        if move.after.value not in _FINAL:
+            continue
+        ended = group[move.trial.id]
+        metrics.ends.labels(status=move.after.value, code=move.code).inc()
+        started = ended.observation.started_at
+        if started is not None and ended.observation.exit is not None:
+            took = max(0.0, ended.observation.exit.finished_at - started)
+            metrics.durations.labels(status=move.after.value).observe(took)
+
+
+def retry_seconds(tries: int) -> float:
+    """How long to wait before a release is tried again."""
+    return float(min(_MAX_RETRY_SECONDS, 0.5 * 2 ** min(tries, 10)))

@@ -1,0 +1,287 @@
+"""ADMIT and PLACE: keeps the queue, runs placement passes, stores their outcome."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from trainshed.control import metrics
+from trainshed.control.accept import project_account, project_limits
+from trainshed.control.crashpoints import Point, reach
+from trainshed.model.ids import IdFactory
+from trainshed.model.resources import Node
+from trainshed.model.states import AllocationState, OutputStatus, State
+from trainshed.policy.cluster import Cluster, Held
+from trainshed.policy.effective import ServerPolicy
+from trainshed.policy.estimate import forecast
+from trainshed.policy.placement import Decision, PassRules, Placement, Project, place
+from trainshed.policy.reasons import make_board, to_json
+from trainshed.policy.retry import access_revoked
+from trainshed.policy.waiting import Queue, TrialClass
+from trainshed.store import access, moves, queue, runners, settings
+from trainshed.store.database import Database
+from trainshed.store.moves import Move
+from trainshed.store.records import Allocation, Trial
+
+_ACTOR = "controller"
+_PAGE = 5000
+_BOARD_SECONDS = 1.0
+_MAX_PLACEMENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A Trial that now holds an Allocation and is to be launched."""
+
+    trial: Trial
+    allocation: Allocation
+
+
+class Placer:
+    """The queue in memory and the passes over it. Used by the controller's one thread."""
+
+    def __init__(
+        self,
+        database: Database,
+        engine_name: str,
+        policy: ServerPolicy,
+        clock: Callable[[], float],
+        ids: IdFactory,
+    ) -> None:
+        self._database = database
+        self._engine_name = engine_name
+        self._policy = policy
+        self._clock = clock
+        self._ids = ids
+        self._queue = Queue(policy.priority_worth_seconds)
+        self._delayed: list[tuple[float, str]] = []
+        self._trials: dict[str, Trial] = {}
+        self._newest = ""
+        self._newest_event = 0
+        self._board_at = 0.0
+        self._board_text = ""
+        self._decision: Decision | None = None
+        self._cluster = Cluster(())
+        self._pass_projects: dict[str, Project] = {}
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def reload(self) -> None:
+        """Forget the queue and read it again: at the start, and whenever it differs from the database."""
+        self._queue = Queue(self._policy.priority_worth_seconds)
+        self._delayed, self._trials, self._newest = [], {}, ""
+
+    def read_changes(self, connection: Connection) -> int:
+        """Take in Trials queued since the last look and drop stopped ones; how many there were."""
+        if not self._newest_event:
+            self._newest_event = queue.newest_event(connection)
+        stopped, self._newest_event = queue.stopped_since(connection, self._newest_event)
+        stopped &= self._trials.keys()
+        self.remove(stopped)
+        count = len(stopped)
+        while True:
+            page = queue.queued_after(connection, self._newest, _PAGE)
+            for trial in page:
+                self.add(trial)
+            count += len(page)
+            if page:
+                self._newest = page[-1].id
+            if len(page) < _PAGE:
+                return count
+
+    def differs(self, connection: Connection) -> bool:
+        """Whether the database knows another number of queued Trials than this queue."""
+        return queue.queue_length(connection) != len(self._trials)
+
+    def add(self, trial: Trial) -> None:
+        """Take in one queued Trial, at once or when its back-off is over."""
+        self._trials[trial.id] = trial
+        if trial.not_before > self._clock():
+            heapq.heappush(self._delayed, (trial.not_before, trial.id))
+        else:
+            self._queue.add(trial.id, class_of(trial), trial.created_at)
+
+    def remove(self, trial_ids: Collection[str]) -> None:
+        for trial_id in trial_ids:
+            self._queue.remove(trial_id)
+            self._trials.pop(trial_id, None)
+
+    def next_delayed(self) -> float | None:
+        """When the next back-off ends (Unix seconds)."""
+        return self._delayed[0][0] if self._delayed else None
+
+    def run(self, nodes: Sequence[Node], held: Sequence[Allocation]) -> tuple[list[Placed], bool]:
+        """One pass: what was placed and stored, and whether another pass should follow at once."""
+        self._end_delays()
+        if not len(self._queue):
+            self._decision = None
+            return [], False
+        begun = time.perf_counter()
+        now = self._clock()
+        cluster = Cluster(nodes, [self._held(allocation) for allocation in held])
+        projects = self._projects(now)
+        decision = place(cluster, self._queue, projects, now=now, rules=self._rules())
+        placed = self._store(decision.placements, nodes, now) if decision.placements else []
+        for item in placed:
+            cluster.hold(self._held(item.allocation))
+        self._decision, self._cluster, self._pass_projects = decision, cluster, projects
+        metrics.passes.observe(time.perf_counter() - begun)
+        return placed, decision.more or len(placed) < len(decision.placements)
+
+    def publish(self) -> None:
+        """Store for readers why Trials wait (promise P10), at most about once a second.
+
+        Called again and again; costs nothing while there is nothing to tell.
+        """
+        if time.monotonic() < self._board_at + _BOARD_SECONDS:
+            return
+        text = self._board()
+        if text == self._board_text:
+            return
+        self._board_at, self._board_text = time.monotonic(), text
+        self._database.write(lambda connection: settings.put(connection, settings.PLACEMENT, text))
+
+    def _board(self) -> str:
+        metrics.queue.clear()
+        if self._decision is None:
+            return "{}"
+        for line in self._queue.lines():
+            reason = self._decision.reason(line.key)
+            if reason is not None:
+                metrics.queue.labels(reason=reason.code).inc(len(line.entries))
+        outlook = forecast(
+            self._cluster, self._queue, self._pass_projects, now=self._decision.at, rules=self._rules()
+        )
+        return json.dumps(to_json(make_board(self._decision, outlook, self._queue)))
+
+    def _rules(self) -> PassRules:
+        return PassRules(
+            max_placements=_MAX_PLACEMENTS,
+            max_active_trials=self._policy.max_active_trials,
+            overhead_seconds=self._policy.stop_grace_seconds + 60.0,
+        )
+
+    def _end_delays(self) -> None:
+        now = self._clock()
+        while self._delayed and self._delayed[0][0] <= now:
+            trial = self._trials.get(heapq.heappop(self._delayed)[1])
+            if trial is not None:
+                self._queue.add(trial.id, class_of(trial), trial.created_at)
+
+    def _projects(self, now: float) -> dict[str, Project]:
+        wanted = {line.key.project for line in self._queue.lines()}
+        with self._database.read() as connection:
+            return {
+                project.id: Project(project_limits(project), project_account(connection, project, now=now))
+                for project in access.list_projects(connection)
+                if project.id in wanted
+            }
+
+    def _held(self, allocation: Allocation) -> Held:
+        lasts = allocation.timeout_seconds + self._policy.stop_grace_seconds + 60.0
+        leaked = allocation.state is AllocationState.LEAKED
+        return Held(
+            id=allocation.id,
+            trial_id=allocation.trial_id,
+            project=allocation.project_id,
+            node=allocation.node,
+            gpus=allocation.indices,
+            amounts=allocation.amounts,
+            expected_end=None if leaked else allocation.held_at + lasts,
+        )
+
+    def _store(self, placements: Sequence[Placement], nodes: Sequence[Node], now: float) -> list[Placed]:
+        """Make the placements true in one transaction; Trials that were stopped meanwhile are left out."""
+        simulated = {node.name: node.simulated for node in nodes}
+        gone: set[str] = set()
+
+        def store(connection: Connection) -> list[Placed]:
+            gone.clear()
+            candidates, refused = self._still_allowed(connection, placements)
+            prepared = [
+                (Move(trial, State.QUEUED, State.PREPARING, "PLACED", _sentence(p, simulated[p.node])), p)
+                for trial, p in candidates
+            ]
+            made = moves.apply(connection, [move for move, _ in prepared] + refused, at=now, actor=_ACTOR)
+            mine = {move.trial.id for move in made if move.after is State.PREPARING}
+            numbers = queue.newest_attempts(connection, mine)
+            placed = []
+            for move, placement in prepared:
+                if move.trial.id not in mine:
+                    continue
+                allocation = self._allocation(move.trial, placement, simulated[placement.node], now)
+                _, number = numbers.get(move.trial.id, ("", 0))
+                moves.open_attempt(connection, allocation, number=number + 1)
+                placed.append(Placed(move.trial, allocation))
+            gone.update({p.trial_id for p in placements} - mine)
+            reach(Point.PLACE_BEFORE_COMMIT)
+            return placed
+
+        placed = self._database.write(store)
+        reach(Point.PLACE_AFTER_COMMIT)
+        self.remove(gone | {item.trial.id for item in placed})
+        return placed
+
+    def _still_allowed(
+        self, connection: Connection, placements: Sequence[Placement]
+    ) -> tuple[list[tuple[Trial, Placement]], list[Move]]:
+        """Access is checked again when a Trial would start (A2)."""
+        known: dict[tuple[str, str, str], bool] = {}
+        candidates, refused = [], []
+        for placement in placements:
+            trial = self._trials[placement.trial_id]
+            content = (trial.project_id, trial.runner, trial.revision)
+            if content not in known:
+                known[content] = runners.still_readable(connection, *content)
+            if known[content]:
+                candidates.append((trial, placement))
+                continue
+            end = access_revoked(trial.selector)
+            values = {
+                "error_code": end.error_code,
+                "error_message": end.message,
+                "output_status": OutputStatus.NONE,
+            }
+            refused.append(Move(trial, State.QUEUED, end.state, "RUNNER_NOT_FOUND", end.message, values))
+        return candidates, refused
+
+    def _allocation(self, trial: Trial, placement: Placement, simulated: bool, now: float) -> Allocation:  # noqa: FBT001 - a column
+        return Allocation(
+            id=self._ids.allocation(),
+            attempt_id=self._ids.attempt(),
+            trial_id=trial.id,
+            project_id=trial.project_id,
+            engine=self._engine_name,
+            node=placement.node,
+            gpu_model=placement.model,
+            gpu_indices=json.dumps(list(placement.gpus)),
+            simulated=simulated,
+            gpus=trial.gpus,
+            cpus=trial.cpus,
+            memory_mb=trial.memory_mb,
+            storage_mb=trial.storage_mb,
+            shm_mb=trial.shm_mb,
+            timeout_seconds=trial.timeout_seconds,
+            state=AllocationState.HELD,
+            held_at=now,
+            released_at=None,
+            tries=0,
+            evidence=None,
+        )
+
+
+def class_of(trial: Trial) -> TrialClass:
+    """The class of equal Trials that this one waits in."""
+    return TrialClass(trial.project_id, trial.priority, trial.gpu_type, trial.amounts, trial.timeout_seconds)
+
+
+def _sentence(placement: Placement, simulated: bool) -> str:  # noqa: FBT001 - said in the sentence
+    indices = ", ".join(str(index) for index in placement.gpus)
+    label = " (simulated)" if simulated else ""
+    return f"Placed on {placement.node}: {placement.model}{label} number {indices}."

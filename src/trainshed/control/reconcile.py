@@ -1,0 +1,393 @@
+"""LAUNCH and OBSERVE: compares what the rows say with what the engine says, and makes the next move.
+
+Level-triggered: `Reconciler.step` looks at the state as it is and knows nothing of how it came about, so a
+crash between any two of its lines is repaired by the next step of the next process.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+from sqlalchemy import Connection
+
+from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.outputs import CollectionCancelled
+from trainshed.control import metrics
+from trainshed.control.crashpoints import Point, reach
+from trainshed.control.finishing import Ended, Finisher, ended_move, retry_seconds, started_move
+from trainshed.control.launching import assigned_gpus, build_launch
+from trainshed.control.placing import Placer
+from trainshed.control.snapshots import Snapshots
+from trainshed.engines.contract import Engine, EngineError, Launch, Observation, Phase
+from trainshed.model.errors import Refusal
+from trainshed.model.resources import Node
+from trainshed.model.runner_tree import RunnerFile
+from trainshed.model.states import AllocationState, OutputStatus, State
+from trainshed.policy.effective import ServerPolicy
+from trainshed.policy.retry import Again, after_failed_start
+from trainshed.store import moves, queue, runners
+from trainshed.store.database import Database, DatabaseUnavailable
+from trainshed.store.moves import Move
+from trainshed.store.records import Allocation, Trial
+
+_ACTOR = "controller"
+_RELAUNCH_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """A Trial with the Allocation it holds now."""
+
+    trial: Trial
+    allocation: Allocation
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A start that certainly did not reach user code."""
+
+    item: Active
+    code: str
+    detail: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What one look at the engine found out."""
+
+    started: list[tuple[Active, Observation]] = field(default_factory=list)
+    ended: list[tuple[Active, Observation]] = field(default_factory=list)
+    failed: list[FailedStart] = field(default_factory=list)
+    missing: list[Active] = field(default_factory=list)
+
+
+class Reconciler:
+    """One engine's Attempts. `step` is called by one thread; collecting and releasing run in a pool."""
+
+    def __init__(
+        self,
+        database: Database,
+        engine: Engine,
+        blobs: FolderBlobStore,
+        policy: ServerPolicy,
+        placer: Placer,
+        finisher: Finisher,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._engine = engine
+        self._blobs = blobs
+        self._policy = policy
+        self._placer = placer
+        self._finisher = finisher
+        self._clock = clock
+        self._wake = wake
+        self._snapshots = Snapshots(blobs)
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="finish")
+        self._busy: set[str] = set()
+        self._busy_lock = threading.Lock()
+        self._launched: dict[str, float] = {}
+        self._stopped: set[str] = set()
+        self._release_at: dict[str, float] = {}
+        self.nodes: Sequence[Node] = ()
+
+    def step(self, changed: set[str], *, everything: bool) -> bool:
+        """One look at the world; whether another step should follow at once.
+
+        ``changed`` are Attempts that may have news; ``everything`` looks at all of them.
+        """
+        with self._database.read() as connection:
+            self._placer.read_changes(connection)
+            active = {trial.id: trial for trial in queue.active(connection)}
+            unreleased = queue.unreleased(connection)
+        held = [
+            Active(active[a.trial_id], a)
+            for a in unreleased
+            if a.state is AllocationState.HELD and a.trial_id in active
+        ]
+        self._observe(held, changed, everything=everything)
+        self._release([a for a in unreleased if a.state is not AllocationState.HELD])
+        placed, again = self._placer.run(self.nodes, unreleased)
+        if placed:
+            self._launch([Active(item.trial, item.allocation) for item in placed])
+        return again
+
+    def close(self) -> None:
+        """Finish nothing more; what is under way is repeated by the next process."""
+        self._finisher.closing.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def next_release(self) -> float | None:
+        """When the next failed release is due again (Unix seconds)."""
+        return min(self._release_at.values(), default=None)
+
+    def _observe(self, held: Iterable[Active], changed: set[str], *, everything: bool) -> None:
+        looked_at = [item for item in held if everything or self._has_news(item, changed)]
+        looked_at = [item for item in looked_at if not self._is_busy(item.allocation.id)]
+        if not looked_at:
+            return
+        seen = self._engine.observe([item.allocation.attempt_id for item in looked_at])
+        news = _News()
+        for item in looked_at:
+            found = seen[item.allocation.attempt_id]
+            if item.trial.state is State.PREPARING:
+                self._preparing(item, found, news)
+            elif item.trial.state is State.STOPPING:
+                self._stopping(item, found, news)
+            elif found.phase is not Phase.RUNNING:
+                news.ended.append((item, found))
+        if news.started:
+            self._store_started(news.started)
+        if news.failed:
+            self._store_failed_starts(news.failed)
+        if news.missing:
+            self._launch(news.missing)
+        if news.ended:
+            self._end(news.ended)
+
+    def _has_news(self, item: Active, changed: set[str]) -> bool:
+        attempt_id, state = item.allocation.attempt_id, item.trial.state
+        return (
+            attempt_id in changed
+            or state is State.COLLECTING
+            or (state is State.STOPPING and attempt_id not in self._stopped)
+        )
+
+    def _preparing(self, item: Active, found: Observation, news: _News) -> None:
+        match found.phase:
+            case Phase.RUNNING:
+                news.started.append((item, found))
+            case Phase.EXITED if found.started_at is None:
+                detail = (found.exit.detail if found.exit else "") or found.detail or "no reason was recorded"
+                news.failed.append(FailedStart(item, "LAUNCH_FAILED", detail, retryable=True))
+            case Phase.EXITED | Phase.LOST:
+                news.ended.append((item, found))
+            case Phase.ABSENT | Phase.PREPARING:
+                since = self._launched.get(item.allocation.attempt_id, 0.0)
+                if self._clock() - since > _RELAUNCH_SECONDS:
+                    news.missing.append(item)
+
+    def _stopping(self, item: Active, found: Observation, news: _News) -> None:
+        if found.phase in {Phase.EXITED, Phase.LOST}:
+            news.ended.append((item, found))
+            return
+        # Before the start marker too: a remembered stop is what keeps the program from ever starting.
+        self._engine.stop(item.allocation.attempt_id, grace_seconds=self._policy.stop_grace_seconds)
+        self._stopped.add(item.allocation.attempt_id)
+        reach(Point.STOP_AFTER_ENGINE)
+        if found.phase is Phase.ABSENT:
+            news.ended.append((item, found))
+
+    def _store_started(self, started: Sequence[tuple[Active, Observation]]) -> None:
+        now = self._clock()
+
+        def store(connection: Connection) -> list[Move]:
+            made = moves.apply(
+                connection,
+                [started_move(item.trial, seen, now) for item, seen in started],
+                at=now,
+                actor=_ACTOR,
+            )
+            for item, seen in started:
+                moves.start_attempt(
+                    connection,
+                    item.allocation.attempt_id,
+                    at=seen.started_at or now,
+                    enforcement=json.dumps(dict(seen.enforcement)),
+                )
+            reach(Point.RUNNING_BEFORE_COMMIT)
+            return made
+
+        for move in self._database.write(store):
+            metrics.starts.inc()
+            metrics.start_latency.observe(max(0.0, move.values["started_at"] - move.trial.created_at))
+        reach(Point.RUNNING_AFTER_COMMIT)
+
+    def _store_failed_starts(self, failed: Sequence[FailedStart]) -> None:
+        """A start failed before user code ran: again on the same frozen input, or never (A9)."""
+        now = self._clock()
+        planned = []
+        for start in failed:
+            trial = start.item.trial
+            decision = after_failed_start(
+                failures=trial.launch_failures + 1,
+                error_code=start.code,
+                error=start.detail,
+                retryable=start.retryable,
+                stop_requested=False,
+                now=now,
+            )
+            values: dict[str, object] = {
+                "launch_failures": trial.launch_failures + 1,
+                "error_message": start.detail,
+            }
+            if isinstance(decision, Again):
+                values["not_before"] = decision.not_before
+                move = Move(trial, State.PREPARING, State.QUEUED, "LAUNCH_FAILED", decision.message, values)
+            else:
+                ended_code = decision.error_code or "LAUNCH_FAILED"
+                values |= {
+                    "error_code": ended_code,
+                    "error_message": decision.message,
+                    "output_status": OutputStatus.NONE,
+                }
+                move = Move(trial, State.PREPARING, State.FAILED, ended_code, decision.message, values)
+            planned.append((start, move))
+
+        def store(connection: Connection) -> list[Move]:
+            made = moves.apply(connection, [move for _, move in planned], at=now, actor=_ACTOR)
+            mine = {move.trial.id for move in made}
+            for start, _ in planned:
+                if start.item.trial.id in mine:
+                    moves.end_attempt(
+                        connection,
+                        start.item.allocation.attempt_id,
+                        at=now,
+                        ended_by="not_started",
+                        detail=start.detail,
+                        exit_code=None,
+                        usage="{}",
+                    )
+                    moves.set_allocation(connection, start.item.allocation.id, AllocationState.RELEASING)
+            return made
+
+        made = self._database.write(store)
+        with self._database.read() as connection:
+            for trial in queue.queued(connection, [m.trial.id for m in made if m.after is State.QUEUED]):
+                self._placer.add(trial)
+        for move in made:
+            if move.after is State.FAILED:
+                metrics.ends.labels(status="failed", code=move.code).inc()
+        self._wake()
+
+    def _launch(self, items: Sequence[Active]) -> None:
+        launches: list[Launch] = []
+        failed: list[FailedStart] = []
+        with self._database.read() as connection:
+            for item in items:
+                try:
+                    launches.append(self._build(connection, item))
+                except Refusal as refusal:
+                    failed.append(FailedStart(item, refusal.code, refusal.message, retryable=False))
+        now = self._clock()
+        self._launched.update({launch.attempt_id: now for launch in launches})
+        errors: Mapping[str, EngineError] = self._engine.launch_many(launches) if launches else {}
+        reach(Point.LAUNCH_AFTER_ENGINE)
+        by_attempt = {item.allocation.attempt_id: item for item in items}
+        failed += [
+            FailedStart(by_attempt[a], e.code, e.message, retryable=e.retryable) for a, e in errors.items()
+        ]
+        if failed:
+            self._store_failed_starts(failed)
+
+    def _build(self, connection: Connection, item: Active) -> Launch:
+        files = self._files(connection, item.trial)
+        self._snapshots.check(files)
+        return build_launch(
+            item.trial,
+            item.allocation,
+            files,
+            blobs=self._blobs,
+            gpus=assigned_gpus(item.allocation, self.nodes),
+            policy=self._policy,
+        )
+
+    def _files(self, connection: Connection, trial: Trial) -> list[RunnerFile]:
+        revision = runners.find_revision(connection, trial.runner, trial.revision)
+        if revision is None:
+            raise Refusal.of("RUNNER_HASH_MISMATCH", f"the Revision {trial.runner}@{trial.revision} is gone")
+        return self._snapshots.files(trial.snapshot_sha256, revision.manifest)
+
+    def _end(self, ended: Sequence[tuple[Active, Observation]]) -> None:
+        """Close what has nothing to collect at once and together; hand the rest to the pool."""
+        plain = [Ended(i.trial, i.allocation, seen) for i, seen in ended if not self._collects(i, seen)]
+        for done in plain:
+            self._engine_settled(done.allocation)
+        if plain:
+            self._finisher.finish(plain)
+            self._wake()
+        collecting = [(item, seen) for item, seen in ended if self._collects(item, seen)]
+        if not collecting:
+            return
+        now = self._clock()
+        fresh: list[Move] = []
+        for item, seen in collecting:
+            if item.trial.state is State.PREPARING:
+                fresh.append(started_move(item.trial, seen, now))
+            if item.trial.state in {State.PREPARING, State.RUNNING}:
+                fresh.append(ended_move(item.trial, seen))
+        if fresh:
+            self._database.write(lambda connection: moves.apply(connection, fresh, at=now, actor=_ACTOR))
+        reach(Point.COLLECTING_AFTER_COMMIT)
+        with self._database.read() as connection:
+            current = queue.by_id(connection, [item.trial.id for item, _ in collecting])
+        for item, seen in collecting:
+            trial = current[item.trial.id]
+            if trial.state in {State.COLLECTING, State.STOPPING}:
+                work = partial(self._collect_and_finish, Ended(trial, item.allocation, seen))
+                self._in_pool(item.allocation.id, work)
+
+    @staticmethod
+    def _collects(item: Active, seen: Observation) -> bool:
+        started = seen.started_at is not None or item.trial.user_code_started
+        return bool(item.trial.output_patterns) and started
+
+    def _collect_and_finish(self, ended: Ended) -> None:
+        try:
+            with self._database.read() as connection:
+                files = self._files(connection, ended.trial)
+            self._engine_settled(ended.allocation)
+            self._finisher.finish([self._finisher.collect(ended, files)])
+        except CollectionCancelled:
+            return
+
+    def _engine_settled(self, allocation: Allocation) -> None:
+        self._launched.pop(allocation.attempt_id, None)
+        self._stopped.discard(allocation.attempt_id)
+
+    def _release(self, due: Iterable[Allocation]) -> None:
+        now = self._clock()
+        leaked = 0
+        for allocation in due:
+            leaked += allocation.state is AllocationState.LEAKED
+            if self._release_at.get(allocation.id, 0.0) <= now and not self._is_busy(allocation.id):
+                self._in_pool(allocation.id, partial(self._release_one, allocation))
+        metrics.leaked.set(leaked)
+
+    def _release_one(self, allocation: Allocation) -> None:
+        with self._database.read() as connection:
+            job_id = queue.job_of(connection, allocation.trial_id)
+        if self._finisher.release(allocation, job_id):
+            self._release_at.pop(allocation.id, None)
+        else:
+            self._release_at[allocation.id] = self._clock() + retry_seconds(allocation.tries)
+
+    def _is_busy(self, key: str) -> bool:
+        with self._busy_lock:
+            return key in self._busy
+
+    def _in_pool(self, key: str, work: Callable[[], None]) -> None:
+        with self._busy_lock:
+            if key in self._busy:
+                return
+            self._busy.add(key)
+
+        def done(future: Future[None]) -> None:
+            with self._busy_lock:
+                self._busy.discard(key)
+            error = None if future.cancelled() else future.exception()
+            if error is not None and not isinstance(error, DatabaseUnavailable):
+                log.error("finishing failed; it is tried again", allocation=key, exc_info=error)
+            self._wake()
+
+        self._pool.submit(work).add_done_callback(done)
