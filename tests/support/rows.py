@@ -78,6 +78,7 @@ def trial_row(job: Job, position: int = 0, **values: Any) -> dict[str, Any]:
         "tags": json.dumps({"k": "v"}),
         "created_at": job.created_at,
         "priority": 0,
+        "queue_rank": job.created_at,
         "updated_at": job.created_at,
         "output_status": OutputStatus.PENDING,
     }

@@ -167,10 +167,14 @@ class _GroupWriter:
                 for work, future in group:
                     self._run_one(connection, work, future, done)
         except BaseException as error:  # noqa: BLE001 - every waiting caller must get an answer
-            reason = _unavailable(error) if isinstance(error, DBAPIError) else error
-            for _, future in group:
-                if not future.done():
-                    future.set_exception(reason)
+            unanswered = [item for item in group if not item[1].done()]
+            if len(group) > 1:
+                # One write took the whole transaction with it (a full disk does): each gets its own now.
+                for item in unanswered:
+                    self._commit([item])
+            else:
+                for _, future in unanswered:
+                    future.set_exception(_unavailable(error) if isinstance(error, DBAPIError) else error)
             return
         for future, value in done:
             future.set_result(value)
@@ -186,8 +190,11 @@ class _GroupWriter:
         try:
             value = work(connection)
         except BaseException as error:  # noqa: BLE001 - belongs to this caller alone
-            connection.exec_driver_sql("ROLLBACK TO one")
-            connection.exec_driver_sql("RELEASE one")
+            try:
+                connection.exec_driver_sql("ROLLBACK TO one")
+                connection.exec_driver_sql("RELEASE one")
+            except DBAPIError:
+                raise error from None  # SQLite has rolled everything back already; this is why
             future.set_exception(_unavailable(error) if isinstance(error, OperationalError) else error)
         else:
             connection.exec_driver_sql("RELEASE one")

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from trainshed.model.states import ACTIVE, AllocationState, State
 from trainshed.store.jobs import trial_of
 from trainshed.store.records import Allocation, Trial
-from trainshed.store.tables import allocations, attempts, blobs, projects, trials
+from trainshed.store.tables import allocations, attempts, blobs, events, projects, trials
 
 _ACTIVE = tuple(str(state) for state in ACTIVE)
 
@@ -25,13 +25,21 @@ def queued_after(connection: Connection, trial_id: str, limit: int) -> list[Tria
     return [trial_of(row) for row in rows]
 
 
-def still_queued(connection: Connection, trial_ids: Collection[str]) -> set[str]:
-    """Which of these Trials are queued now."""
-    return set(
-        connection.execute(
-            select(trials.c.id).where(trials.c.id.in_(list(trial_ids)), trials.c.state == State.QUEUED),
-        ).scalars(),
+def newest_event(connection: Connection) -> int:
+    return int(connection.execute(select(func.max(events.c.id))).scalar_one() or 0)
+
+
+def stopped_since(connection: Connection, event_id: int) -> tuple[set[str], int]:
+    """Trials for which a stop was accepted after an event, and the newest event looked at."""
+    newest = newest_event(connection)
+    if newest <= event_id:
+        return set(), event_id
+    rows = connection.execute(
+        select(events.c.trial_id).where(
+            events.c.id > event_id, events.c.id <= newest, events.c.code == "STOP_ACCEPTED"
+        ),
     )
+    return set(rows.scalars()), newest
 
 
 def active(connection: Connection, project_id: str | None = None) -> list[Trial]:
@@ -40,6 +48,21 @@ def active(connection: Connection, project_id: str | None = None) -> list[Trial]
     if project_id is not None:
         query = query.where(trials.c.project_id == project_id)
     return [trial_of(row) for row in connection.execute(query)]
+
+
+def by_id(connection: Connection, trial_ids: Collection[str]) -> dict[str, Trial]:
+    """These Trials as they are now."""
+    rows = connection.execute(select(trials).where(trials.c.id.in_(list(trial_ids))))
+    return {row.id: trial_of(row) for row in rows}
+
+
+def queued(connection: Connection, trial_ids: Collection[str]) -> list[Trial]:
+    """Those of these Trials that are queued now."""
+    return [trial for trial in by_id(connection, trial_ids).values() if trial.state is State.QUEUED]
+
+
+def job_of(connection: Connection, trial_id: str) -> str:
+    return str(connection.execute(select(trials.c.job_id).where(trials.c.id == trial_id)).scalar_one())
 
 
 def unreleased(connection: Connection) -> list[Allocation]:

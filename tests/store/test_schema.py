@@ -1,0 +1,157 @@
+"""The schema: what the migrations build is what the program means, and a newer one is left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from support.rows import add_job, add_project
+from trainshed.model.states import MOVES, TERMINAL, State
+from trainshed.store import records, tables
+from trainshed.store.database import Database
+from trainshed.store.schema import SchemaTooNew, migrate
+
+
+def opened(url: str) -> Database:
+    database = Database(url)
+    migrate(database.engine)
+    return database
+
+
+def test_the_chain_of_migrations_builds_exactly_the_tables_of_the_program(empty_database_url):
+    database = opened(empty_database_url)
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, tables.metadata) == []
+    database.close()
+
+
+def test_constraints_of_words_match_the_words_of_the_program(empty_database_url):
+    """Alembic does not compare CHECK constraints, so this does."""
+    database = opened(empty_database_url)
+    inspector = inspect(database.engine)
+    built = {
+        str(check["name"]): frozenset(str(check["sqltext"]).split("'")[1::2])
+        for table in tables.metadata.tables
+        for check in inspector.get_check_constraints(table)
+    }
+    meant = {
+        str(check.name): frozenset(str(check.sqltext).split("'")[1::2])
+        for table in tables.metadata.tables.values()
+        for check in table.constraints
+        if hasattr(check, "sqltext")
+    }
+    assert built == meant
+    database.close()
+
+
+def test_migrating_again_changes_nothing(empty_database_url):
+    database = opened(empty_database_url)
+    add_project(database)
+    migrate(database.engine)
+    with database.read() as connection:
+        assert connection.execute(tables.projects.select()).all()
+    database.close()
+
+
+def test_processes_that_start_together_migrate_one_after_another(empty_database_url):
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            opened(empty_database_url).close()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+
+
+def test_a_newer_programs_schema_is_refused_and_left_unchanged(empty_database_url):
+    database = opened(empty_database_url)
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaTooNew, match="9999"):
+        migrate(database.engine)
+    with database.read() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
+    database.close()
+
+
+def test_the_table_of_moves_in_the_database_is_that_of_the_model(database):
+    with database.read() as connection:
+        stored = {tuple(row) for row in connection.execute(tables.trial_moves.select())}
+    assert stored == {(str(before), str(after)) for before, afters in MOVES.items() for after in afters}
+
+
+@pytest.mark.parametrize("before", State)
+def test_the_database_itself_refuses_impossible_moves(database, before):
+    """Also one that no code of ours would ask for (design section 6)."""
+    add_project(database)
+    _, [trial] = add_job(database)
+    set_state = tables.trials.update().where(tables.trials.c.id == trial.id)
+
+    def put(state: State) -> None:
+        database.write(lambda c: c.execute(set_state.values(state=state)))
+
+    for step in _path_to(before):
+        put(step)
+    for after in State:
+        if after in MOVES[before] or after is before:
+            continue
+        with pytest.raises(DBAPIError, match="trial_moves"):
+            put(after)
+    with database.read() as connection:
+        assert connection.execute(tables.trials.select()).mappings().one()["state"] == before
+    assert (before in TERMINAL) == (not MOVES[before])
+
+
+def _path_to(goal: State) -> list[State]:
+    paths: dict[State, list[State]] = {State.QUEUED: []}
+    frontier = [State.QUEUED]
+    while frontier:
+        state = frontier.pop(0)
+        for following in sorted(MOVES[state]):
+            if following not in paths:
+                paths[following] = [*paths[state], following]
+                frontier.append(following)
+    return paths[goal]
+
+
+@pytest.mark.parametrize(
+    ("record", "table"),
+    [
+        (records.Project, tables.projects),
+        (records.Member, tables.members),
+        (records.Key, tables.keys),
+        (records.Runner, tables.runners),
+        (records.Revision, tables.runner_revisions),
+        (records.Job, tables.jobs),
+        (records.Trial, tables.trials),
+        (records.Attempt, tables.attempts),
+        (records.Allocation, tables.allocations),
+        (records.Artifact, tables.artifacts),
+        (records.Event, tables.events),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_fields_of_a_record_are_the_columns_of_its_table_in_order(record, table):
+    assert [field.name for field in dataclasses.fields(record)] == table.c.keys()
+
+
+def test_P9_no_error_text_of_the_database_shows_the_values_of_a_statement(database):
+    add_project(database)
+    add_job(database, "r-1")
+    with pytest.raises(DBAPIError) as caught:
+        add_job(database, "r-1", canonical="canary-7f3a")
+    assert "canary-7f3a" not in str(caught.value)
