@@ -1,0 +1,1 @@
+"""The command line: ``trainshed`` and ``el``. See `trainshed.cli.main`."""

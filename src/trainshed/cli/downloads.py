@@ -1,0 +1,85 @@
+"""Downloading with a progress bar, and how the outcome is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainshed.cli.output import Table, View, size
+from trainshed.cli.session import Session, interactive
+
+if TYPE_CHECKING:
+    from trainshed.sdk import Artifact, Client
+    from trainshed.sdk.download import Downloaded
+
+
+def fetch(
+    session: Session,
+    client: Client,
+    trial_id: str,
+    folder: Path,
+    *,
+    names: Sequence[str] | None = None,
+    overwrite: bool = False,
+    parallel: int = 4,
+) -> Sequence[Downloaded]:
+    """Download a Trial's artifacts; a person at a terminal sees a bar for each file."""
+    if session.json or not interactive():
+        return client.trials.download(trial_id, folder, names=names, overwrite=overwrite, parallel=parallel)
+    from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
+    from rich.progress import Progress, TaskID  # noqa: PLC0415 - as above
+
+    tasks: dict[str, TaskID] = {}
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+
+        def moved(artifact: Artifact, done: int) -> None:
+            task = tasks.get(artifact.name)
+            if task is None:
+                task = tasks[artifact.name] = bars.add_task(artifact.name[-40:], total=max(artifact.size, 1))
+            bars.update(task, completed=done if artifact.size else 1)
+
+        return client.trials.download(
+            trial_id, folder, names=names, overwrite=overwrite, parallel=parallel, progress=moved
+        )
+
+
+def outcome(trial_id: str, folder: Path, results: Sequence[Downloaded]) -> tuple[dict[str, Any], View]:
+    """The document and the view of finished downloads."""
+    items = [_item(result) for result in results]
+    document = {
+        "trial_id": trial_id,
+        "folder": str(folder),
+        "items": items,
+        "skipped": [item["name"] for item in items if item["state"] == "skipped"],
+        "failed": [item["name"] for item in items if item["state"] == "failed"],
+    }
+    view = Table(
+        (
+            ("NAME", "name"),
+            ("SIZE", lambda row: size(row["size"])),
+            ("STATE", "state"),
+            ("SHA256", "sha256"),
+            ("WHY", "reason"),
+        ),
+        empty="No artifacts to download.",
+    )
+    return document, view
+
+
+def _item(result: Downloaded) -> dict[str, Any]:
+    artifact = result.artifact
+    state, reason = "verified", None
+    if result.error is not None:
+        state, reason = "failed", str(result.error)
+    elif result.skipped:
+        state, reason = "skipped", f"the server does not hold it (upload state {artifact.upload_state})"
+    return {
+        "artifact_id": artifact.artifact_id,
+        "name": artifact.name,
+        "size": artifact.size,
+        "sha256": artifact.sha256,
+        "state": state,
+        "path": str(result.path) if result.path else None,
+        "reason": reason,
+    }

@@ -1,0 +1,70 @@
+"""What the exit status of a command means. ``docs/cli.md`` shows this table; a test compares them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from trainshed.sdk.errors import (
+    ApiError,
+    ConfigurationError,
+    Conflict,
+    ConnectionFailed,
+    NotAuthenticated,
+    NotFound,
+    NotFreezable,
+    PermissionRefused,
+    RateLimited,
+    ServerUnavailable,
+    TrainshedError,
+    WaitTimeout,
+)
+
+
+class Exit(IntEnum):
+    """Exit statuses, the same for every command."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    ACCESS = 4
+    NOT_FOUND = 5
+    CONFLICT = 6
+    UNAVAILABLE = 7
+    TIMEOUT = 8
+    INTERRUPTED = 130
+
+
+MEANINGS: dict[Exit, str] = {
+    Exit.OK: "Done; with `--wait` or `--follow` after `job submit`: the Job completed.",
+    Exit.FAILED: "The Job or Trial waited for ended failed or cancelled; or a local step failed (a download "
+    "that is incomplete, a file in the way).",
+    Exit.USAGE: "The command line is wrong, or this user's settings are; nothing was sent.",
+    Exit.REFUSED: "The request was refused: by the server (any 4xx without a line of its own here), or "
+    "before sending (`runner publish` of a tree that cannot be published).",
+    Exit.ACCESS: "No valid key (401), or the key may not do this (403).",
+    Exit.NOT_FOUND: "There is no such thing, or this key may not see it (404, 410).",
+    Exit.CONFLICT: "It collides with what is there (409, 412).",
+    Exit.UNAVAILABLE: "The server cannot answer now: no connection, 5xx or 429, after automatic retries.",
+    Exit.TIMEOUT: "The time given for waiting ran out; the Job goes on.",
+    Exit.INTERRUPTED: "Interrupted with Ctrl-C; the Job goes on.",
+}
+
+_BY_ERROR: tuple[tuple[type[TrainshedError], Exit], ...] = (
+    (NotAuthenticated, Exit.ACCESS),
+    (PermissionRefused, Exit.ACCESS),
+    (NotFound, Exit.NOT_FOUND),
+    (Conflict, Exit.CONFLICT),
+    (RateLimited, Exit.UNAVAILABLE),
+    (ServerUnavailable, Exit.UNAVAILABLE),
+    (ApiError, Exit.REFUSED),
+    (ConnectionFailed, Exit.UNAVAILABLE),
+    (WaitTimeout, Exit.TIMEOUT),
+    (ConfigurationError, Exit.USAGE),
+    (NotFreezable, Exit.REFUSED),
+)
+
+
+def exit_for(error: TrainshedError) -> Exit:
+    """The exit status for an error that ended a command."""
+    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.FAILED)

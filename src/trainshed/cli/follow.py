@@ -1,0 +1,99 @@
+"""The log options that ``job log`` and ``trial log`` share, and what they do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from trainshed.cli.logs import LogPrinter, LogStyle
+from trainshed.cli.output import Sentence
+from trainshed.cli.session import Session, json_option
+
+if TYPE_CHECKING:
+    from trainshed.sdk import Client
+    from trainshed.sdk.logs import LogFollower, LogPage
+
+F = TypeVar("F", bound=Callable[..., Any])
+_INCOMPLETE = frozenset({"partial", "failed", "unavailable"})
+
+
+def log_options(command: F) -> F:
+    """Every option of a log command, the same for Jobs and Trials."""
+    options = (
+        click.option("--follow", "-f", is_flag=True, help="Go on until the end of the log."),
+        click.option(
+            "--tail", type=click.IntRange(1, 1000), metavar="N", help="Begin N records from the end."
+        ),
+        click.option(
+            "--source",
+            type=click.Choice(["all", "system", "runtime"]),
+            default="all",
+            show_default=True,
+            help="What the platform did (system), what programs wrote (runtime), or both.",
+        ),
+        click.option(
+            "--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream of the programs."
+        ),
+        click.option("--timestamps", is_flag=True, help="Begin each line with its time."),
+        click.option("--raw", is_flag=True, help="The programs' bytes only, unchanged, without any prefix."),
+        click.option("--cursor", help="Go on after an earlier call (`next_cursor` of --json)."),
+        json_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def show_log(  # noqa: PLR0913 - one argument for each option of `log_options`
+    session: Session,
+    client: Client,
+    job_id: str,
+    *,
+    trial: str | None,
+    names: bool,
+    follow: bool,
+    tail: int | None,
+    source: str,
+    stream: str | None,
+    timestamps: bool,
+    raw: bool,
+    cursor: str | None,
+) -> None:
+    """Print the log of a Job, or of one Trial of it."""
+    if tail is not None and cursor is not None:
+        raise click.UsageError("--tail and --cursor exclude each other")
+    if raw and session.json:
+        raise click.UsageError("--raw and --json exclude each other")
+    read = client.jobs.follow if follow else client.jobs.logs
+    records = read(job_id, source=source, trial=trial, tail=tail, cursor=cursor)
+    if session.json and not follow:
+        items = [record.raw for record in records if stream is None or record.stream == stream]
+        last = records.last
+        document = {"items": items, "next_cursor": records.cursor, **(_state(last) if last else {})}
+        session.show(document, Sentence(lambda _: ""))
+        return
+    style = LogStyle(stream=stream, timestamps=timestamps, names=names, raw=raw, json=session.json)
+    print_log(session, records, style)
+
+
+def print_log(session: Session, records: LogFollower, style: LogStyle) -> None:
+    """Print records as they come and warn about everything that the log lacks."""
+    sys.stdout.flush()
+    LogPrinter(style).print_all(records)
+    last = records.last
+    if last is None:
+        return
+    if last.collection_status in _INCOMPLETE:
+        session.warn(f"the log is incomplete ({last.collection_status})")
+    if last.truncated or last.dropped_bytes:
+        session.warn(f"the log was cut at its limit; {last.dropped_bytes} bytes were dropped")
+    if last.missing_reason:
+        session.warn(f"part of the log is missing: {last.missing_reason}")
+
+
+def _state(last: LogPage) -> dict[str, Any]:
+    keys = ("eof", "has_more", "collection_status", "truncated", "dropped_bytes", "missing_reason", "sources")
+    return {key: last.raw[key] for key in keys if key in last.raw}

@@ -1,0 +1,86 @@
+"""``trainshed`` and ``el``: one program, two names.
+
+Only click is imported here; a command's module loads when it runs, so ``--help`` answers in well under
+0.1 s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from trainshed import __version__
+from trainshed.cli.exits import Exit, exit_for
+from trainshed.cli.lazy import LazyGroup
+from trainshed.cli.session import Session
+from trainshed.sdk.errors import TrainshedError
+
+_HERE = "trainshed.cli"
+COMMANDS = {
+    "job": (f"{_HERE}.job:job", "Submit, watch and stop Jobs."),
+    "trial": (f"{_HERE}.trial:trial", "Look at Trials and fetch what they produced."),
+    "runner": (f"{_HERE}.runner:runner", "Publish and look at Runners."),
+    "login": (f"{_HERE}.login:login", "Check a key and save it for later commands."),
+    "logout": (f"{_HERE}.login:logout", "Forget the saved login."),
+    "whoami": (f"{_HERE}.login:whoami", "Show which server and which key are in use."),
+    "demo": (f"{_HERE}.demo:demo", "Run the whole path once, on a private server."),
+    "doctor": (f"{_HERE}.doctor:doctor", "Say what this machine offers and what is missing for what."),
+    "serve": (f"{_HERE}.serve:serve", "Run a server."),
+    "status": (f"{_HERE}.serve:status", "Show which server is used, why, and whether it answers."),
+    "stop": (f"{_HERE}.serve:stop", "Stop your embedded server; its Jobs go on."),
+    "project": (f"{_HERE}.project:project", "Administer projects."),
+    "member": (f"{_HERE}.project:member", "Administer the members of a project."),
+    "key": (f"{_HERE}.project:key", "Administer the API keys of a project."),
+    "completion": (f"{_HERE}.completion:completion", "Print the completion script for a shell."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Without TRAINSHED_URL or a saved login, a server of your own is started on first use.",
+)
+@click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
+@click.option("--url", metavar="URL", help="Use this server instead of the one the environment names.")
+@click.option("--project", metavar="ID", help="Project to administer; else: act in no other.")
+@click.pass_obj
+def root(session: Session, url: str | None, project: str | None) -> None:
+    """Freeze a training program, run it on GPUs, get back logs, outputs and proof of release."""
+    session.url = url
+    session.project = project
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit status (`trainshed.cli.exits`)."""
+    session = Session(program=_program_name())
+    try:
+        status = root.main(
+            args=list(arguments) if arguments is not None else None,
+            prog_name=session.program,
+            standalone_mode=False,
+            obj=session,
+        )
+    except click.ClickException as error:
+        error.show()
+        return Exit.USAGE
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        return Exit.INTERRUPTED
+    except TrainshedError as error:
+        session.report(error)
+        return exit_for(error)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+    return status if isinstance(status, int) else Exit.OK
+
+
+def _program_name() -> str:
+    name = Path(sys.argv[0]).name
+    return name if name in {"el", "trainshed"} else "trainshed"

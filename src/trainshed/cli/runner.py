@@ -1,0 +1,171 @@
+"""``trainshed runner``: publish and look at Runners."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trainshed.cli import views
+from trainshed.cli.lazy import Group
+from trainshed.cli.output import Fields, Table, size
+from trainshed.cli.session import Session, json_option
+
+if TYPE_CHECKING:
+    from trainshed.sdk import Client
+
+VISIBILITIES = ("public", "project", "projects")
+RUNNERS = Table(
+    (
+        ("RUNNER", "selector"),
+        ("REF", "source_ref"),
+        ("VISIBILITY", "visibility"),
+        ("ENTRY", "entrypoint"),
+        ("PARAMS", "params"),
+        ("CREATED", "created_at"),
+    ),
+    empty="No Runners that this key may read. `runner publish PATH` publishes one.",
+)
+RUNNER = Fields(
+    (
+        ("runner", "name"),
+        ("revision", "revision"),
+        ("selector", "selector"),
+        ("source ref", "source_ref"),
+        ("refs", "refs"),
+        ("visibility", "visibility"),
+        ("projects", lambda row: row.get("projects") or None),
+        ("entrypoint", "entrypoint"),
+        ("parameters", lambda row: row.get("params") or None),
+        ("outputs", "execution.outputs"),
+        ("timeout (s)", "execution.timeout_seconds"),
+        ("gpu", "gpu"),
+        ("image", "image"),
+        ("abi", "abi"),
+        ("snapshot", "snapshot_sha256"),
+        ("created", "created_at"),
+        ("published by", "published_by"),
+    ),
+)
+FILES = Table(
+    (("MODE", "mode"), ("SIZE", lambda row: size(row["size"])), ("SHA256", "sha256"), ("PATH", "path")),
+    empty="No files.",
+    rows="files",
+)
+VISIBILITY = Fields((("runner", "name"), ("visibility", "visibility"), ("projects", "projects")))
+
+
+@click.group(cls=Group)
+def runner() -> None:
+    """Publish and look at Runners."""
+
+
+@runner.command("list")
+@click.option("--limit", type=int, default=25, show_default=True, help="Revisions per page, 1 to 100.")
+@click.option("--cursor", help="Go on after an earlier page.")
+@json_option
+@click.pass_obj
+def list_(session: Session, *, limit: int, cursor: str | None) -> None:
+    """List the Revisions that your key may read, newest first."""
+    with session.client() as client:
+        page = client.runners.list(limit=limit, cursor=cursor)
+    session.show(page.raw, RUNNERS, *([views.more(page.raw)] if page.next_cursor else []))
+
+
+@runner.command("get")
+@click.argument("name")
+@json_option
+@click.pass_obj
+def get_(session: Session, name: str) -> None:
+    """Show a Runner (NAMESPACE/NAME) or one Revision (NAMESPACE/NAME@REVISION)."""
+    with session.client() as client, suggestions(session, client, name):
+        found = client.runners.get(name).raw
+    session.show(found, RUNNER, *([FILES] if "files" in found else []))
+
+
+@runner.command()
+@click.argument("selector")
+@click.argument("path", required=False)
+@json_option
+@click.pass_obj
+def files(session: Session, selector: str, path: str | None) -> None:
+    """List the files of a Revision, or print the one at PATH byte for byte."""
+    with session.client() as client, suggestions(session, client, selector):
+        if path is not None and not session.json:
+            sys.stdout.buffer.write(client.runners.read_file(selector, path))
+            sys.stdout.buffer.flush()
+            return
+        found = client.runners.get(selector)
+        if "files" not in found.raw:
+            found = client.runners.get(found.selector)
+        listed = [file for file in found.raw["files"] if path is None or file["path"] == path]
+    document = {"name": found.name, "revision": found.revision, "selector": found.selector, "files": listed}
+    session.show(document, FILES)
+
+
+@runner.command()
+@click.argument("path", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--name", metavar="NS/NAME", help="Publish under this name instead of [runner] name.")
+@click.option("--ref", help="Commit, tag or branch to freeze; the checked-out commit by default.")
+@click.option("--visibility", type=click.Choice(VISIBILITIES), help="Who may read it (a new one: project).")
+@json_option
+@click.pass_obj
+def publish(
+    session: Session, path: Path, *, name: str | None, ref: str | None, visibility: str | None
+) -> None:
+    """Freeze the Runner in directory PATH of a git repository, and publish it.
+
+    What is published is the tree of a commit, never the work tree. The same commit twice is one Revision.
+    """
+    with session.client() as client:
+        published = client.runners.publish(path, name=name, ref=ref, visibility=visibility)
+    for warning in published.warnings:
+        session.warn(warning)
+    session.show(published.runner.raw, RUNNER)
+    session.note(
+        f"\nRun it with `{session.program} job submit --type train --runner {published.runner.selector}`."
+    )
+
+
+@runner.command()
+@click.argument("name")
+@click.argument("who", type=click.Choice(VISIBILITIES))
+@click.option("--to", "projects", multiple=True, metavar="PROJECT", help="With `projects`: who. Repeatable.")
+@json_option
+@click.pass_obj
+def visibility(session: Session, name: str, who: str, projects: tuple[str, ...]) -> None:
+    """Decide who may read a Runner: everybody, its own project, or also the projects named."""
+    if (who == "projects") != bool(projects):
+        raise click.UsageError("`projects` needs at least one --to PROJECT, and only `projects` takes it")
+    with session.client() as client, suggestions(session, client, name):
+        session.show(client.runners.set_visibility(name, who, projects), VISIBILITY)
+
+
+@runner.command()
+@click.argument("selector")
+@json_option
+@click.pass_obj
+def withdraw(session: Session, selector: str) -> None:
+    """Make a Revision unfindable for new submissions; Jobs that started go on."""
+    with session.client() as client, suggestions(session, client, selector):
+        session.show(client.runners.withdraw(selector), Fields((("withdrawn", "selector"),)))
+
+
+@contextlib.contextmanager
+def suggestions(session: Session, client: Client, wanted: str) -> Iterator[None]:
+    """When a Runner is not found, look up the names that come nearest."""
+    from trainshed.sdk.errors import NotFound, TrainshedError  # noqa: PLC0415 - click only at import time
+
+    try:
+        yield
+    except NotFound as error:
+        if error.code == "RUNNER_NOT_FOUND":
+            with contextlib.suppress(TrainshedError):
+                found = client.runners.list(limit=100)
+                known = [each.selector if "@" in wanted else each.name for each in found]
+                session.nearest(wanted, dict.fromkeys(known))
+        raise

@@ -1,0 +1,95 @@
+"""The client: one object that finds a server and offers its resources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from trainshed.sdk.admin import Keys, Members, Projects
+from trainshed.sdk.discovery import Connection, find_connection, running_embedded
+from trainshed.sdk.home import find_home
+from trainshed.sdk.jobs import Jobs, TrainingJobs
+from trainshed.sdk.objects import mapping
+from trainshed.sdk.runners import Runners
+from trainshed.sdk.transport import RetryPolicy, Transport, route
+from trainshed.sdk.trials import Trials
+
+DEFAULT_TIMEOUT_SECONDS = 30.0
+
+
+class Client:
+    """Talks to one Trainshed server. Safe to share between threads; close it or use it in ``with``.
+
+    Without arguments the server is found as ``trainshed.sdk.discovery`` describes: environment, saved
+    login, then this user's embedded server, started on first use. ``timeout`` is in seconds and bounds each
+    wait for the network, not a whole call with its retries.
+
+    ::
+
+        with Client() as client:
+            job = client.training_jobs.submit({"spec": {"runner": "envloop/bash@main", ...}})
+            for record in client.jobs.follow(job.job_id):
+                print(record.text)
+            job = client.jobs.wait(job.job_id)
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        project: str | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        retry: RetryPolicy | None = None,
+        on_retry: Callable[[str], None] | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        """``connection`` skips the search; ``on_retry`` is told in a sentence before every repetition."""
+        found = connection or find_connection(url, api_key, project)
+        self._transport = Transport(
+            found,
+            timeout=timeout,
+            retry=retry,
+            rediscover=_rediscover if found.source == "embedded" else None,
+            on_retry=on_retry,
+        )
+        self.training_jobs = TrainingJobs(self._transport)
+        self.jobs = Jobs(self._transport)
+        self.trials = Trials(self._transport)
+        self.runners = Runners(self._transport)
+        self.projects = Projects(self._transport)
+        self.members = Members(self._transport)
+        self.keys = Keys(self._transport)
+
+    @property
+    def connection(self) -> Connection:
+        """The server in use and where its address came from."""
+        return self._transport.connection
+
+    def me(self) -> Mapping[str, Any]:
+        """Who this key is: project, workspace, permissions (contract E a)."""
+        return mapping(self._transport.call("GET", route("me")), "an identity")
+
+    def system(self) -> Mapping[str, Any]:
+        """What the server offers: nodes, GPUs, enforced limits, storage, version."""
+        return mapping(self._transport.call("GET", route("system")), "a system report")
+
+    def close(self) -> None:
+        """Close the connections; the server and its Jobs go on."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _rediscover() -> Connection | None:
+    return running_embedded(find_home())

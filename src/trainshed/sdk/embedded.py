@@ -1,0 +1,230 @@
+"""This user's embedded server: find it, start it once, stop it.
+
+A running server says where it is in ``server.json`` beside its data (`announce`). The file alone proves
+nothing: a server counts as running only while the process named there is alive and was created at the time
+named there, so a number that the system gave to another program is never mistaken for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainshed.sdk.errors import ConfigurationError, ServerStartFailed, TrainshedError, WaitTimeout
+from trainshed.sdk.home import Home, private_folder, read_private, write_private
+
+SERVER_FILE = "server.json"
+OWNER_KEY_FILE = "owner.key"
+START_SECONDS = 60.0
+STOP_SECONDS = 60.0
+_POLL_SECONDS = 0.02
+_CLOCK_SLACK_SECONDS = 2.0
+"""The creation time of a process is derived from the boot time, which may move by a second."""
+_LOG_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server on this machine that announced itself and is alive."""
+
+    url: str
+    pid: int
+    process_created_at: float
+    """Unix seconds; together with ``pid`` it names one process for ever."""
+    data_dir: Path
+    version: str
+
+    def alive(self) -> bool:
+        import psutil  # noqa: PLC0415 - only a client of an embedded server needs it
+
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.process_created_at) < _CLOCK_SLACK_SECONDS
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+
+def announce(data_dir: Path, url: str) -> None:
+    """Write ``server.json`` for the calling process. Called by a server once it answers requests."""
+    import psutil  # noqa: PLC0415 - as in alive
+
+    from trainshed import __version__  # noqa: PLC0415 - the package imports this module lazily as well
+
+    document = {
+        "url": url,
+        "pid": os.getpid(),
+        "process_created_at": psutil.Process().create_time(),
+        "version": __version__,
+    }
+    write_private(data_dir / SERVER_FILE, document)
+
+
+def withdraw(data_dir: Path) -> None:
+    """Remove the calling process's own announcement, before it stops answering."""
+    server = read_announcement(data_dir)
+    if server is not None and server.pid == os.getpid():
+        (data_dir / SERVER_FILE).unlink(missing_ok=True)
+
+
+def read_announcement(data_dir: Path) -> RunningServer | None:
+    """What ``server.json`` in ``data_dir`` says, alive or not."""
+    document = read_private(data_dir / SERVER_FILE)
+    if document is None:
+        return None
+    try:
+        return RunningServer(
+            url=str(document["url"]),
+            pid=int(document["pid"]),
+            process_created_at=float(document["process_created_at"]),
+            data_dir=data_dir,
+            version=str(document.get("version", "")),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def find_in(data_dir: Path) -> RunningServer | None:
+    """The live server of ``data_dir``, or ``None``."""
+    server = read_announcement(data_dir)
+    return server if server is not None and server.alive() else None
+
+
+def find(home: Home) -> RunningServer | None:
+    """This user's embedded server if it runs. Starts nothing."""
+    return find_in(home.server_data)
+
+
+def owner_key(home: Home) -> str | None:
+    """The key that the embedded server wrote at its first start."""
+    return read_key(home.server_data / OWNER_KEY_FILE)
+
+
+def read_key(path: Path) -> str | None:
+    """The key in a file that only its owner may read; ``None`` if there is no file."""
+    try:
+        info = path.stat()
+        if info.st_mode & 0o077:
+            raise ConfigurationError(f"{path} is open to other users", hint=f"Run `chmod 600 {path}`.")
+        return path.read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def ensure(home: Home) -> RunningServer:
+    """This user's embedded server, started if it does not run. Two callers at once get the same one.
+
+    Raises `ServerStartFailed` with the end of the server's log.
+    """
+    if server := find(home):
+        return server
+    with _lock(home):
+        if server := find(home):
+            return server
+        return launch(home.server_data, home.server_log)
+
+
+def launch(
+    data_dir: Path,
+    log: Path,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> RunningServer:
+    """Start a server on a free port of 127.0.0.1 in its own session and wait until it answers.
+
+    It outlives the calling process. Raises `ServerStartFailed`.
+    """
+    private_folder(data_dir)
+    (data_dir / SERVER_FILE).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "trainshed", "serve", "--host", "127.0.0.1", "--port", "0"]
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
+            [*command, "--data-dir", str(data_dir), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=data_dir,
+            env=dict(environ) if environ is not None else None,
+            start_new_session=True,
+        )
+    threading.Thread(target=process.wait, name="trainshed-server-reaper", daemon=True).start()
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        if server := find_in(data_dir):
+            return server
+        if process.returncode is not None:
+            said = f"the server ended with status {process.returncode} while starting"
+            break
+        if time.monotonic() > deadline:
+            process.terminate()
+            said = f"the server was not ready after {START_SECONDS:.0f} s"
+            break
+        time.sleep(_POLL_SECONDS)
+    tail = _tail(log)
+    raise ServerStartFailed(
+        f"{said}; the end of its log:\n{tail}" if tail else f"{said} and wrote no log",
+        hint=f"The whole log is in {log}.",
+    )
+
+
+def stop(home: Home, *, seconds: float = STOP_SECONDS) -> bool:
+    """Stop this user's embedded server; whether one ran. Its Jobs go on and are found again.
+
+    Raises `WaitTimeout` if it is still there after ``seconds``.
+    """
+    if not home.data.exists():
+        return False
+    with _lock(home):
+        server = find(home)
+        if server is None:
+            return False
+        terminate(server, seconds=seconds)
+        return True
+
+
+def terminate(server: RunningServer, *, seconds: float = STOP_SECONDS) -> None:
+    """Ask one server to end (SIGTERM) and wait until its process is gone."""
+    import psutil  # noqa: PLC0415 - as in alive
+
+    try:
+        process = psutil.Process(server.pid)
+        if not server.alive():
+            return
+        process.terminate()
+        deadline = time.monotonic() + seconds
+        while server.alive():
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"the server (process {server.pid}) is still there after {seconds:.0f} s")
+            time.sleep(_POLL_SECONDS)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.AccessDenied:
+        raise TrainshedError(f"the server (process {server.pid}) belongs to another user") from None
+
+
+@contextlib.contextmanager
+def _lock(home: Home) -> Iterator[None]:
+    private_folder(home.data)
+    descriptor = os.open(home.start_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _tail(log: Path) -> str:
+    try:
+        data = log.read_bytes()
+    except OSError:
+        return ""
+    return data[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()

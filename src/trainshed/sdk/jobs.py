@@ -1,0 +1,149 @@
+"""Jobs: submit, read, follow, wait for, stop."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainshed.sdk.errors import WaitTimeout
+from trainshed.sdk.logs import OUTAGE_SECONDS, LogFollower
+from trainshed.sdk.objects import Event, Job, Page, event, job, page
+from trainshed.sdk.transport import Transport, route
+
+FIRST_POLL_SECONDS = 0.1
+LONGEST_POLL_SECONDS = 5.0
+POLL_GROWTH = 1.5
+LARGEST_PAGE = 100
+
+
+class TrainingJobs:
+    """``client.training_jobs``: submissions of type ``train``."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def submit(self, request: Mapping[str, Any], *, make_request_id: bool = True) -> Job:
+        """Submit one Job and return it once it is durable (E15-E18, E24).
+
+        ``request`` is ``{"request_id", "trials": [{"name", "spec"}]}`` or ``{"request_id", "spec"}``; it
+        is not changed. A missing ``request_id`` is made before the first try, so that repeating the call
+        after a lost answer finds the same Job; give your own to be safe across restarts of your program.
+        ``make_request_id=False`` sends the request as it is. Raises `ApiError` with every fault at once.
+        """
+        body = {"type": "train", **request}
+        if make_request_id and "request_id" not in body:
+            body["request_id"] = str(uuid.uuid4())
+        # Without a request id the server accepts nothing, so repeating is harmless in every case.
+        return job(self._transport.call("POST", route("jobs"), body=body, repeatable=True))
+
+
+class Jobs:
+    """``client.jobs``: every Job of the project."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def get(self, job_id: str) -> Job:
+        """The Job as it is now, with its Trials."""
+        return job(self._transport.call("GET", route("jobs", job_id)))
+
+    def list(
+        self,
+        *,
+        type: str | None = None,  # noqa: A002 - the contract's word
+        status: str | None = None,
+        cursor: str | None = None,
+        limit: int = 25,
+    ) -> Page[Job]:
+        """One page of Jobs, newest first."""
+        query = {"type": type, "status": status, "cursor": cursor, "limit": limit}
+        return page(self._transport.call("GET", route("jobs"), query=query), job)
+
+    def iter_all(self, *, status: str | None = None) -> Iterator[Job]:
+        """Every Job, newest first, page by page as they are needed."""
+        cursor = None
+        while True:
+            found = self.list(status=status, cursor=cursor, limit=LARGEST_PAGE)
+            yield from found
+            cursor = found.next_cursor
+            if cursor is None:
+                return
+
+    def result(self, job_id: str) -> Job:
+        """The Job with its Checkpoints in ``raw``; while it runs, its present state."""
+        return job(self._transport.call("GET", route("jobs", job_id, "result")))
+
+    def stop(self, job_id: str) -> Job:
+        """Stop all its Trials (E76). Repeatable; a Job that ended is returned unchanged."""
+        return job(self._transport.call("POST", route("jobs", job_id, "stop"), content=b"", repeatable=True))
+
+    def events(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Event]:
+        """What happened to the Job and its Trials, one page."""
+        query = {"cursor": cursor, "limit": limit}
+        return page(self._transport.call("GET", route("jobs", job_id, "events"), query=query), event)
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        source: str = "all",
+        trial: str | None = None,
+        tail: int | None = None,
+        cursor: str | None = None,
+    ) -> LogFollower:
+        """The log as far as it is there now: iterate over the result (contract E b5).
+
+        ``trial`` is a Trial's id or name, ``source`` is ``all``, ``system`` or ``runtime``.
+        """
+        query = {"source": source, "trial": trial, "tail": tail}
+        return LogFollower(self._transport, route("jobs", job_id, "logs"), query, cursor=cursor, follow=False)
+
+    def follow(
+        self,
+        job_id: str,
+        *,
+        source: str = "all",
+        trial: str | None = None,
+        tail: int | None = None,
+        cursor: str | None = None,
+        outage_seconds: float = OUTAGE_SECONDS,
+    ) -> LogFollower:
+        """The log until its end, waiting for more: every record once and in order.
+
+        Goes on through lost connections and restarts of the server, for at most ``outage_seconds``
+        without any answer.
+        """
+        query = {"source": source, "trial": trial, "tail": tail}
+        path = route("jobs", job_id, "logs")
+        return LogFollower(self._transport, path, query, cursor=cursor, outage_seconds=outage_seconds)
+
+    def wait(
+        self,
+        job_id: str,
+        *,
+        timeout: float | None = None,
+        released: bool = False,
+        outage_seconds: float = OUTAGE_SECONDS,
+    ) -> Job:
+        """Wait until the Job ended and return it, however it ended.
+
+        ``released`` waits further until every Trial's release is confirmed. Raises `WaitTimeout` after
+        ``timeout`` seconds; the Job goes on.
+        """
+
+        def done(found: Job) -> bool:
+            return found.ended and (not released or all(each.cleanup_confirmed for each in found.trials))
+
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = FIRST_POLL_SECONDS
+        while True:
+            found = self._transport.patiently(lambda: self.get(job_id), outage_seconds=outage_seconds)
+            if done(found):
+                return found
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise WaitTimeout(f"{job_id} is {found.status} after {timeout:g} s", hint="It goes on.")
+            self._transport.sleep(pause if left is None else min(pause, left))
+            pause = min(pause * POLL_GROWTH, LONGEST_POLL_SECONDS)

@@ -1,0 +1,188 @@
+"""Runners: read, publish, and decide who may read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainshed.sdk.errors import ConfigurationError, FieldFault, InvalidAnswer, NotFreezable
+from trainshed.sdk.jobs import LARGEST_PAGE
+from trainshed.sdk.objects import Page, Runner, mapping, page, runner
+from trainshed.sdk.transport import Transport, route
+
+if TYPE_CHECKING:
+    from trainshed.sdk.runner_tree import FrozenRunner
+
+PARALLEL_UPLOADS = 4
+_DIGESTS_A_CALL = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published Revision, and what its author should know about it."""
+
+    runner: Runner
+    warnings: tuple[str, ...]
+    """The work tree was dirty, say: what was published is the commit."""
+    uploaded: int
+    """Files whose bytes the server did not have yet."""
+
+
+class Runners:
+    """``client.runners``: the Runners that this key may read."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self, *, cursor: str | None = None, limit: int = 25) -> Page[Runner]:
+        """One page of readable Revisions, newest first (E7)."""
+        query = {"cursor": cursor, "limit": limit}
+        return page(self._transport.call("GET", route("runners"), query=query), runner)
+
+    def iter_all(self) -> Iterator[Runner]:
+        """Every readable Revision, page by page as they are needed."""
+        cursor = None
+        while True:
+            found = self.list(cursor=cursor, limit=LARGEST_PAGE)
+            yield from found
+            if found.next_cursor is None:
+                return
+            if found.next_cursor == cursor:
+                raise InvalidAnswer("the list of Runners does not end: its cursor repeats")
+            cursor = found.next_cursor
+
+    def get(self, name: str) -> Runner:
+        """``namespace/name``: its newest readable Revision; ``raw`` has ``definition`` and ``refs``.
+
+        ``namespace/name@revision``: that Revision; ``raw`` has ``definition`` and ``files``. A branch or tag
+        is accepted as a revision.
+        """
+        full, revision = split_name(name)
+        if not revision:
+            return runner(self._transport.call("GET", route("runners", *full)))
+        commit = self._commit(full, revision)
+        return runner(self._transport.call("GET", route("runners", *full, commit)))
+
+    def read_file(self, selector: str, path: str) -> bytes:
+        """One file of a Revision, byte for byte."""
+        full, revision = split_name(selector)
+        commit = self._commit(full, revision) if revision else self.get(selector).revision
+        where = route("runners", *full, commit, "files", *path.split("/"))
+
+        def once() -> bytes:
+            with self._transport.stream(where) as answer:
+                return b"".join(answer.chunks())
+
+        return self._transport.repeat(once, f"GET {where}")
+
+    def publish(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        ref: str | None = None,
+        visibility: str | None = None,
+    ) -> Published:
+        """Freeze the Runner in directory ``path`` of a git repository and publish it.
+
+        What is published is the tree of a commit (``ref``, else the one checked out), never the work tree.
+        ``name`` defaults to ``[runner] name`` of its ``runner.toml``. Publishing the same commit again
+        changes nothing. Raises `NotFreezable` before anything is sent.
+        """
+        from trainshed.sdk.runner_tree import FreezeError, freeze  # noqa: PLC0415 - only publishing needs git
+
+        try:
+            frozen = freeze(Path(path), ref)
+        except FreezeError as error:
+            faults = [FieldFault(fault.path, fault.code, fault.message) for fault in error.faults]
+            raise NotFreezable(error.code, error.message, tuple(faults), hint=error.hint) from error
+        return self.publish_frozen(frozen, name=name, visibility=visibility)
+
+    def publish_frozen(
+        self, frozen: FrozenRunner, *, name: str | None = None, visibility: str | None = None
+    ) -> Published:
+        """Publish what ``freeze`` made: upload the bytes that the server lacks, then the Revision."""
+        full = name or frozen.name
+        if not full:
+            raise ConfigurationError(
+                "the Runner has no name",
+                hint='Give --name namespace/name, or write name = "namespace/name" under [runner].',
+            )
+        parts, revision = split_name(full)
+        if revision:
+            raise ConfigurationError(f"`{full}`: a name to publish under has no `@revision`")
+        contents = {file.sha256: file.content for file in frozen.files}
+        missing = self._missing(sorted(contents))
+        with ThreadPoolExecutor(max_workers=PARALLEL_UPLOADS) as pool:
+            for _ in pool.map(lambda digest: self._upload(digest, contents[digest]), missing):
+                pass
+        body = {
+            **frozen.publication().as_document(),
+            "source_ref": frozen.source_ref,
+            "dirty": frozen.dirty,
+        }
+        if visibility is not None:
+            body["visibility"] = visibility
+        where = route("runners", *parts, "revisions")
+        answer = mapping(self._transport.call("POST", where, body=body, repeatable=True), "a Runner")
+        return Published(runner(answer), _warnings(frozen), len(missing))
+
+    def set_visibility(self, name: str, visibility: str, projects: Sequence[str] = ()) -> Mapping[str, Any]:
+        """Who may read it: ``public``, ``project`` (its owner), or ``projects`` (also those named)."""
+        full, revision = split_name(name)
+        if revision:
+            raise ConfigurationError("visibility belongs to a Runner, not to a Revision: leave out the `@…`")
+        body: dict[str, Any] = {"visibility": visibility}
+        if projects:
+            body["projects"] = list(projects)
+        answer = self._transport.call("PUT", route("runners", *full, "visibility"), body=body)
+        return mapping(answer, "a visibility")
+
+    def withdraw(self, selector: str) -> Mapping[str, Any]:
+        """Make a Revision unfindable for new submissions. Jobs that started go on."""
+        full, revision = split_name(selector)
+        if not revision:
+            raise ConfigurationError(f"`{selector}`: name the Revision to withdraw after an `@`")
+        answer = self._transport.call("DELETE", route("runners", *full, self._commit(full, revision)))
+        return mapping(answer, "a withdrawal")
+
+    def _commit(self, full: tuple[str, str], revision: str) -> str:
+        """The commit that a branch or tag names now; a commit is passed on as it is."""
+        newest = self._transport.call("GET", route("runners", *full))
+        refs = mapping(newest, "a Runner").get("refs")
+        commit = refs.get(revision) if isinstance(refs, dict) else None
+        return commit if isinstance(commit, str) else revision
+
+    def _missing(self, digests: Sequence[str]) -> Sequence[str]:
+        found: list[str] = []
+        for start in range(0, len(digests), _DIGESTS_A_CALL):
+            body = {"sha256": digests[start : start + _DIGESTS_A_CALL]}
+            answer = self._transport.call(
+                "POST", route("content", "blobs", "missing"), body=body, repeatable=True
+            )
+            found += mapping(answer, "a list of digests").get("missing", [])
+        return found
+
+    def _upload(self, digest: str, content: bytes) -> None:
+        self._transport.call("PUT", route("content", "blobs", digest), content=content)
+
+
+def split_name(text: str) -> tuple[tuple[str, str], str]:
+    """``namespace/name[@revision]`` in parts. Raises `ConfigurationError`."""
+    full, _, revision = text.partition("@")
+    namespace, slash, name = full.partition("/")
+    if not slash or not namespace or not name or "/" in name:
+        raise ConfigurationError(f"`{text}` is not namespace/name[@revision]")
+    return (namespace, name), revision
+
+
+def _warnings(frozen: FrozenRunner) -> tuple[str, ...]:
+    found = []
+    if frozen.dirty:
+        found.append("the work tree has uncommitted changes; they are not published")
+    if frozen.untracked:
+        found.append(f"{frozen.untracked} files here are not in git and are not published")
+    return tuple(found)

@@ -1,0 +1,299 @@
+"""One HTTP call with its retries: the only module that knows which HTTP library is used.
+
+A call is repeated when no harm can come of it: reads, and writes that name what they do (a submission by
+its request id, a stop, an upload by its hash). Any other write is repeated only if it certainly did not
+reach the server. Pauses grow and are random, and a ``Retry-After`` is obeyed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import json
+import random
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx2
+
+from trainshed import __version__
+from trainshed.sdk.discovery import Connection
+from trainshed.sdk.errors import (
+    ApiError,
+    ConnectionFailed,
+    InvalidAnswer,
+    RateLimited,
+    ServerUnavailable,
+    api_error,
+)
+
+CONNECT_SECONDS = 5.0
+MAX_RETRY_AFTER_SECONDS = 30.0
+_LASTING_CODES = frozenset({"EXECUTOR_UNAVAILABLE", "RUNNER_GPU_UNAVAILABLE", "STORAGE_FULL"})
+"""5xx codes that a repetition within seconds does not cure."""
+_REPEATED_STATUSES = frozenset({429, 500, 502, 503, 504})
+_HTTP_ERROR = 400
+_ADMIN_PREFIX = "/v1/admin/"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a call is repeated. Pauses double from ``first`` to ``longest`` seconds, with jitter."""
+
+    attempts: int = 5
+    first: float = 0.2
+    longest: float = 4.0
+
+    def pause(self, attempt: int) -> float:
+        """Seconds to wait after failed attempt number ``attempt`` (from 1)."""
+        ceiling = min(self.longest, self.first * 2 ** (attempt - 1))
+        return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - spreads load, protects nothing
+
+
+_OUTAGE = RetryPolicy(first=0.2, longest=10.0)
+
+
+class Transport:
+    """Calls one server; safe to share between threads.
+
+    ``rediscover`` may name a new address after a connection failed: an embedded server comes back on
+    another port.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        timeout: float = 30.0,
+        retry: RetryPolicy | None = None,
+        rediscover: Callable[[], Connection | None] | None = None,
+        on_retry: Callable[[str], None] | None = None,
+    ) -> None:
+        self.connection = connection
+        self.timeout = timeout
+        self.retry = retry or RetryPolicy()
+        self.on_retry = on_retry
+        self._rediscover = rediscover
+        self._closed = threading.Event()
+        self._http = httpx2.Client(
+            verify=_tls(connection),
+            # A proxy of the environment cannot reach this machine's own loopback addresses.
+            trust_env=not connection.loopback,
+            timeout=httpx2.Timeout(timeout, connect=min(CONNECT_SECONDS, timeout)),
+            limits=httpx2.Limits(max_connections=32, max_keepalive_connections=16, keepalive_expiry=3.0),
+        )
+
+    def close(self) -> None:
+        """Close the connections. A call in progress in another thread fails; no new one is repeated."""
+        self._closed.set()
+        self._http.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        content: bytes | None = None,
+        repeatable: bool | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """The decoded JSON answer of one call; ``None`` for an empty one.
+
+        ``repeatable`` defaults to true for GET, PUT and DELETE. Raises `ApiError`, `ConnectionFailed` or
+        `InvalidAnswer`.
+        """
+        if body is not None:
+            content = json.dumps(body, ensure_ascii=True).encode()
+        kind = "application/json" if body is not None else "application/octet-stream"
+        safe = method in {"GET", "PUT", "DELETE"} if repeatable is None else repeatable
+
+        def once() -> Any:
+            response = self._http.request(
+                method,
+                self._url(path),
+                params=_clean(query),
+                content=content if method != "GET" else None,
+                headers=self._headers(path, {"Content-Type": kind} if content is not None else {}),
+                timeout=httpx2.USE_CLIENT_DEFAULT if timeout is None else self._timeouts(timeout),
+            )
+            if response.status_code >= _HTTP_ERROR:
+                raise _refusal(response, response.content)
+            return _decode(response)
+
+        return self._repeat(once, f"{method} {path}", safe=safe)
+
+    @contextlib.contextmanager
+    def stream(self, path: str, *, start: int = 0, etag: str | None = None) -> Iterator[ByteAnswer]:
+        """The raw bytes of one resource from ``start`` on; one try, no repetition.
+
+        ``etag`` guards a range: if the resource has changed, the answer begins at zero again.
+        """
+        headers = {"Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+            if etag:
+                headers["If-Range"] = f'"{etag}"'
+        try:
+            with self._http.stream("GET", self._url(path), headers=self._headers(path, headers)) as response:
+                if response.status_code >= _HTTP_ERROR:
+                    raise _refusal(response, response.read())
+                yield ByteAnswer(response, start)
+        except httpx2.TransportError as error:
+            self._look_again()
+            raise ConnectionFailed(_sentence(self.connection.url, error)) from error
+
+    def repeat(self, once: Callable[[], T], what: str) -> T:
+        """Run ``once`` under the retry policy of repeatable calls."""
+        return self._repeat(once, what, safe=True)
+
+    def patiently(self, once: Callable[[], T], *, outage_seconds: float) -> T:
+        """Run ``once``, itself a call with retries, again and again through an outage of the server.
+
+        Raises what ``once`` raised last when there was no answer for ``outage_seconds``.
+        """
+        failed_since: float | None = None
+        attempt = 0
+        while True:
+            try:
+                return once()
+            except (ConnectionFailed, ServerUnavailable, RateLimited) as error:
+                now = time.monotonic()
+                failed_since = now if failed_since is None else failed_since
+                attempt += 1
+                lasting = isinstance(error, ServerUnavailable) and error.code in _LASTING_CODES
+                if lasting or now - failed_since > outage_seconds or not self.sleep(_OUTAGE.pause(attempt)):
+                    raise
+
+    def sleep(self, seconds: float) -> bool:
+        """Wait, but not beyond `close`; whether the transport is still open."""
+        return not self._closed.wait(seconds)
+
+    def _repeat(self, once: Callable[[], T], what: str, *, safe: bool) -> T:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return once()
+            except ApiError as error:
+                failure: ApiError | ConnectionFailed = error
+                again = _worth_repeating(error, safe=safe)
+            except httpx2.TransportError as error:
+                failure = ConnectionFailed(
+                    _sentence(self.connection.url, error),
+                    hint="Is the server up? `trainshed status` shows which one is used and why.",
+                )
+                failure.__cause__ = error
+                again = safe or isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+                self._look_again()
+            except ConnectionFailed as error:
+                failure, again = error, safe
+            if not again or attempt >= self.retry.attempts or self._closed.is_set():
+                raise failure
+            pause = self.retry.pause(attempt)
+            if isinstance(failure, ApiError) and failure.retry_after is not None:
+                pause = min(failure.retry_after, MAX_RETRY_AFTER_SECONDS)
+            if self.on_retry is not None:
+                self.on_retry(f"{what}: {failure.message}; trying again in {pause:.1f} s")
+            if not self.sleep(pause):
+                raise failure
+
+    def _look_again(self) -> None:
+        found = self._rediscover() if self._rediscover is not None else None
+        if found is not None:
+            self.connection = found
+
+    def _url(self, path: str) -> str:
+        return f"{self.connection.url}{path}"
+
+    def _timeouts(self, seconds: float) -> httpx2.Timeout:
+        return httpx2.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+
+    def _headers(self, path: str, extra: Mapping[str, str]) -> dict[str, str]:
+        headers = {"User-Agent": f"trainshed/{__version__}", "Accept": "application/json, */*;q=0.1", **extra}
+        if self.connection.api_key:
+            headers["Authorization"] = f"Bearer {self.connection.api_key}"
+        # Administration names its project in the path, and may name another one than the key's.
+        if self.connection.project and not path.startswith(_ADMIN_PREFIX):
+            headers["X-Project-ID"] = self.connection.project
+        return headers
+
+
+class ByteAnswer:
+    """A streamed answer: where its bytes begin, and the bytes."""
+
+    def __init__(self, response: httpx2.Response, asked: int) -> None:
+        partial = response.status_code == httpx2.codes.PARTIAL_CONTENT
+        self.start = asked if partial else 0
+        """The offset of the first byte; zero if the server sent the whole resource after all."""
+        self._response = response
+
+    def chunks(self, size: int = 256 * 1024) -> Iterator[bytes]:
+        return self._response.iter_raw(size)
+
+
+def route(*segments: str) -> str:
+    """``/v1/…`` with every segment percent-encoded, nothing left safe (contract E b0)."""
+    return "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
+
+
+def _clean(query: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return {key: value for key, value in query.items() if value is not None} if query else None
+
+
+def _tls(connection: Connection) -> ssl.SSLContext | bool:
+    if connection.url.startswith("https:"):
+        return True
+    # Reading the certificate store costs 20 ms; this context trusts no one, and http does not ask it.
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _worth_repeating(error: ApiError, *, safe: bool) -> bool:
+    if error.status not in _REPEATED_STATUSES or error.code in _LASTING_CODES:
+        return False
+    return safe or error.status == httpx2.codes.TOO_MANY_REQUESTS
+
+
+def _decode(response: httpx2.Response) -> Any:
+    if not response.content:
+        return None
+    try:
+        return json.loads(response.content)
+    except ValueError:
+        raise InvalidAnswer(f"the answer of {response.request.url} is not JSON") from None
+
+
+def _refusal(response: httpx2.Response, content: bytes) -> ApiError:
+    try:
+        body = json.loads(content)
+    except ValueError:
+        body = None
+    return api_error(response.status_code, body, _retry_after(response.headers.get("Retry-After")))
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Seconds from a ``Retry-After`` header: a number or an HTTP date."""
+    if not text:
+        return None
+    if text.strip().isdigit():
+        return float(text)
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+
+
+def _sentence(url: str, error: Exception) -> str:
+    said = str(error) or type(error).__name__
+    return f"no answer from {url}: {said}"
