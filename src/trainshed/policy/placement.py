@@ -185,6 +185,8 @@ class _Pass:
             return self._wait(trial_id, key, models, WaitReason(WaitCode.GPUS_BUSY))
         for amounts, until, reason in self.failures.get(models, ()):
             if until <= end and amounts.fits_in(key.amounts):
+                if reason.behind is not None and self.free.find(models, key.amounts) is None:
+                    continue
                 return self._wait(trial_id, key, models, reason)
         spot = self.free.find(models, key.amounts, lambda node, model: self._allowed(node, model, key, end))
         if spot is None:
