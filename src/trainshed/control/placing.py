@@ -141,10 +141,11 @@ class Placer:
         """
         if time.monotonic() < self._board_at + _BOARD_SECONDS:
             return
+        self._board_at = time.monotonic()
         text = self._board()
         if text == self._board_text:
             return
-        self._board_at, self._board_text = time.monotonic(), text
+        self._board_text = text
         self._database.write(lambda connection: settings.put(connection, settings.PLACEMENT, text))
 
     def _board(self) -> str:

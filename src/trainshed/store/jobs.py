@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, insert, or_, select
 
 from trainshed.model.errors import Refusal
-from trainshed.model.states import E_TRIAL_WORDS, WAITING, OutputStatus, State
+from trainshed.model.states import E_TRIAL_WORDS, WAITING, AllocationState, OutputStatus, State
 from trainshed.store.events import NewEvent, record
 from trainshed.store.records import Allocation, Artifact, Attempt, Job, Trial
 from trainshed.store.tables import allocations, artifacts, attempts, jobs, trials
@@ -26,6 +26,14 @@ def trial_of(row: Any) -> Trial:
     return Trial(*values)
 
 
+def allocation_of(row: Any) -> Allocation:
+    """A row of ``allocations`` as an `Allocation`."""
+    values = list(row)
+    values[_HELD] = AllocationState(values[_HELD])
+    return Allocation(*values)
+
+
+_HELD = allocations.c.keys().index("state")
 _STATE = trials.c.keys().index("state")
 _OUTPUT = trials.c.keys().index("output_status")
 
@@ -168,7 +176,7 @@ def allocations_of(connection: Connection, trial_ids: Collection[str]) -> dict[s
             select(allocations).where(allocations.c.trial_id.in_(list(trial_ids))).order_by(allocations.c.id),
         )
         for row in rows:
-            found[row.trial_id].append(Allocation(*row))
+            found[row.trial_id].append(allocation_of(row))
     return found
 
 

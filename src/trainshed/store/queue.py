@@ -7,7 +7,7 @@ from collections.abc import Collection
 from sqlalchemy import Connection, func, insert, select, update
 
 from trainshed.model.states import ACTIVE, AllocationState, State
-from trainshed.store.jobs import trial_of
+from trainshed.store.jobs import allocation_of, trial_of
 from trainshed.store.records import Allocation, Trial
 from trainshed.store.tables import allocations, attempts, blobs, events, projects, trials
 
@@ -68,7 +68,7 @@ def job_of(connection: Connection, trial_id: str) -> str:
 def unreleased(connection: Connection) -> list[Allocation]:
     """Allocations whose release is not confirmed yet."""
     rows = connection.execute(select(allocations).where(allocations.c.state != AllocationState.RELEASED))
-    return [Allocation(*row) for row in rows]
+    return [allocation_of(row) for row in rows]
 
 
 def newest_attempts(connection: Connection, trial_ids: Collection[str]) -> dict[str, tuple[str, int]]:
