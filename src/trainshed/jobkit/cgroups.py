@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 16):
+            parts.append(part)
+    finally:
+        os.close(fd)
+    return b"".join(parts).decode()
 
 
 def _write(path: str, value: str) -> None:
@@ -245,9 +251,17 @@ class Group:
         return {name: source[name] if set_ else NOT_ENFORCED for name, set_ in done.items()}
 
     def enter(self) -> None:
-        """Move this process, and so all that it will fork, into the groups."""
+        """Move this process, which has one thread, into the groups that it was not born in.
+
+        Version 1 lets a thread move itself (``tasks``) without the grace period that moving a whole
+        process (``cgroup.procs``) waits for.
+        """
         for path in self._paths:
-            _write(os.path.join(path, "cgroup.procs"), "0")
+            tasks = os.path.join(path, "tasks")
+            if os.path.exists(tasks):
+                _write(tasks, "0")
+            elif self.name not in _own_paths("/proc/self/cgroup").get("", ""):
+                _write(os.path.join(path, "cgroup.procs"), "0")
 
     def exists(self) -> bool:
         """Whether any of the groups is there."""

@@ -1,20 +1,21 @@
-"""From a forked shim to the program: everything between ``fork`` and ``exec``.
+"""The child of a shim: it prepares itself, waits to be let go, and becomes the program.
 
-The child gets ready, reports, and waits for one byte before it executes anything. In that pause the
-shim writes the start marker, so whatever goes wrong before it certainly ran no user code.
+All preparation happens here rather than in the shim, because what it costs in memory then ends with
+``exec``. The child gets ready, reports, and waits for one byte before it executes anything. In that
+pause the shim writes the start marker: whatever goes wrong before it certainly ran no user code.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
+import marshal
 import os
 import resource
 import signal
 
-from trainshed.jobkit import linux
-from trainshed.jobkit.cgroups import MIB, Group
+from trainshed.jobkit import cgroups, folder, linux, tree
 
-_READY, _READY_PRIVATE_SHM, _GO = b"r", b"s", b"g"
+_GO = b"g"
 _DEFAULT_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -24,120 +25,147 @@ _DEFAULT_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGXFSZ,
 )
-_MESSAGE_BYTES = 4096
+_MESSAGE_BYTES = 1 << 16
 
 
-class Program:
-    """What the child is to become."""
+class Ready:
+    """What the shim needs to know of the launch while the program runs."""
 
-    __slots__ = ("argv", "directory", "env", "file_size_mb", "group", "shm_mb", "stderr", "stdout")
+    __slots__ = ("enforcement", "grace", "log_bytes", "storage_bytes", "timeout")
 
     def __init__(
-        self,
-        argv: list[str],
-        env: dict[str, str],
-        directory: str,
-        group: Group,
-        *,
-        shm_mb: int | None,
-        file_size_mb: int,
-        stdout: int,
-        stderr: int,
+        self, timeout: float, grace: float, storage_bytes: int, log_bytes: int, enforcement: bytes
     ) -> None:
-        self.argv = argv
-        self.env = env
-        self.directory = directory
-        self.group = group
-        self.shm_mb = shm_mb
-        """Size of a private /dev/shm in MiB; ``None`` to leave the machine's."""
-        self.file_size_mb = file_size_mb
-        self.stdout = stdout
-        self.stderr = stderr
+        self.timeout = timeout
+        self.grace = grace
+        self.storage_bytes = storage_bytes
+        self.log_bytes = log_bytes
+        self.enforcement = enforcement
+        """How each limit is enforced, as JSON text."""
 
 
 class Child:
-    """A forked child that waits to be let go."""
+    """A forked child that gets ready and waits to be let go."""
 
-    __slots__ = ("_go", "_status", "pid")
+    __slots__ = ("_go", "pid", "status")
 
     def __init__(self, pid: int, status: int, go: int) -> None:
         self.pid = pid
-        self._status = status
+        self.status = status
+        """Readable once the child has reported."""
         self._go = go
 
-    def wait_ready(self) -> bool:
-        """Wait until the child is set up; whether it has a private ``/dev/shm``.
-
-        Raises `OSError` with the reason if it could not be set up.
-        """
-        message = os.read(self._status, _MESSAGE_BYTES)
-        if message not in {_READY, _READY_PRIVATE_SHM}:
-            raise OSError(message.decode(errors="replace") or "ended while it was being set up")
-        return message == _READY_PRIVATE_SHM
+    def report(self) -> Ready:
+        """Wait for the report. Raises `OSError` with the reason if the child could not get ready."""
+        message = os.read(self.status, _MESSAGE_BYTES)
+        try:
+            return Ready(*marshal.loads(message))  # noqa: S302 - from our own child, which runs our code
+        except (ValueError, EOFError, TypeError):
+            reason = message.decode(errors="replace") or "the process ended while it was being set up"
+            raise OSError(reason) from None
 
     def execute(self) -> str:
         """Let the child execute the program; returns why it could not, or nothing."""
-        with contextlib.suppress(BrokenPipeError):  # it is gone; its status says how
+        try:
             os.write(self._go, _GO)
-        message = os.read(self._status, _MESSAGE_BYTES)
+        except BrokenPipeError:
+            pass  # it is gone; its status says how
+        message = os.read(self.status, _MESSAGE_BYTES)
         self.abandon()
         return message.decode(errors="replace")
 
     def abandon(self) -> None:
         """Close our ends: a child that still waits ends without executing anything."""
         os.close(self._go)
-        os.close(self._status)
+        os.close(self.status)
 
 
-def fork(program: Program) -> Child:
-    """Fork a child of this process that gets ready to become ``program``."""
+def fork(path: str, group: str, stdout: int, stderr: int) -> Child:
+    """Fork a child that gets ready to become the program of the attempt folder ``path``.
+
+    ``group`` is the attempt's version 2 control group, or empty. Both output pipes are taken over.
+    """
     status_read, status_write = os.pipe()
     go_read, go_write = os.pipe()
     parent = os.getpid()
-    pid = os.fork()
+    pid = _fork(group)
     if pid:
-        os.close(status_write)
-        os.close(go_read)
+        for fd in (status_write, go_read, stdout, stderr):
+            os.close(fd)
         return Child(pid, status_read, go_write)
-    step = "set up"
+    step = "be prepared"
     try:
         os.close(go_write)
-        private = _set_up(program, parent)
-        os.write(status_write, _READY_PRIVATE_SHM if private else _READY)
+        linux.die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(127)
+        launch = folder.read(path, folder.LAUNCH) or {}
+        os.write(status_write, _prepare(path, launch, stdout, stderr))
         if os.read(go_read, 1) == _GO:
-            step = f"execute {program.argv[0]!r}"
-            os.execvpe(program.argv[0], program.argv, program.env)  # noqa: S606 - argv is what was asked to run
+            argv = launch["argv"]
+            step = f"execute {argv[0]!r}"
+            os.execvpe(argv[0], argv, launch["env"])  # noqa: S606 - argv is what was asked to run
     except BaseException as error:  # noqa: BLE001 - nothing may return into the shim's code
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        os.write(status_write, f"cannot {step}: {reason}".encode()[:_MESSAGE_BYTES])
+        name = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+        os.write(status_write, f"It cannot {step}: {reason}{name}.".encode()[:_MESSAGE_BYTES])
     finally:
         os._exit(127)
 
 
-def _set_up(program: Program, parent: int) -> bool:
-    linux.die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(127)
+def _fork(group: str) -> int:
+    if group:
+        try:
+            os.makedirs(group, exist_ok=True)
+            fd = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return linux.fork_into(fd)
+            finally:
+                os.close(fd)
+        except OSError:
+            pass  # an older kernel or a sandbox: the child moves by itself
+    return os.fork()
+
+
+def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> bytes:
+    """Everything between ``fork`` and ``exec``; returns the report."""
     os.setsid()
     for number in _DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    program.group.enter()
-    private = False
-    if program.shm_mb is not None:
-        try:
-            linux.private_shared_memory(program.shm_mb * MIB)
-            private = True
-        except OSError:
-            pass  # reported as not enforced
-    _lower(resource.RLIMIT_FSIZE, program.file_size_mb * MIB)
+    work = os.path.join(path, folder.WORK)
+    tree.fill(work, launch["files"])
+    limits = launch["limits"]
+    group = cgroups.Group(cgroups.Layout.from_json(launch["cgroups"]), launch["attempt_id"])
+    enforcement = group.create(memory_mb=limits["memory_mb"], pids=limits["pids"], cpus=limits["cpus"])
+    group.enter()
+    private = launch["private_shm"] and _private_shared_memory(limits["shm_mb"])
+    enforcement["shm"] = "mount" if private else cgroups.NOT_ENFORCED
+    enforcement |= {"storage": "watched", "log": "shim", "tree": launch["killing"]}
+    storage = limits["storage_mb"] * cgroups.MIB
+    _lower(resource.RLIMIT_FSIZE, storage)
     _lower(resource.RLIMIT_CORE, 0)
     linux.forbid_new_privileges()
-    null = os.open("/dev/null", os.O_RDONLY)
-    for source, target in ((null, 0), (program.stdout, 1), (program.stderr, 2)):
+    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
-    os.chdir(program.directory)
-    return private
+    os.chdir(work)
+    report = (
+        launch["timeout"],
+        launch["grace"],
+        storage,
+        limits["log_bytes"],
+        json.dumps(enforcement).encode(),
+    )
+    return marshal.dumps(report)
+
+
+def _private_shared_memory(size_mb: int) -> bool:
+    try:
+        linux.private_shared_memory(size_mb * cgroups.MIB)
+    except OSError:
+        return False
+    return True
 
 
 def _lower(limit: int, value: int) -> None:

@@ -8,8 +8,8 @@ an attempt got; no process id is ever trusted across a restart.
 ``stop.json``       durable request to end; ``{"grace": seconds}``
 ``started.json``    created exclusively, synced, just before user code is executed
 ``exit.json``       the exit record; the last thing a shim writes
-``lock``            an open-file-description lock, held by the shim for as long as it lives
-``shim.json``       the shim's pid and start time: a hint for killing it, never evidence
+``lock``            an open-file-description lock, held by the shim for as long as it lives; its
+                    content is the holder's pid: a hint for killing it, never evidence
 ``control``         FIFO: any byte means "read stop.json again"
 ``log.frames``      output (`trainshed.jobkit.frames`); ``log.index`` lies beside it
 ``work``            the program's working directory
@@ -18,7 +18,6 @@ an attempt got; no process id is ever trusted across a restart.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -26,7 +25,7 @@ import os
 import struct
 
 LAUNCH, STOP, STARTED, EXIT = "launch.json", "stop.json", "started.json", "exit.json"
-LOCK, SHIM, CONTROL, WORK = "lock", "shim.json", "control", "work"
+LOCK, CONTROL, WORK = "lock", "control", "work"
 FRAMES, INDEX = "log.frames", "log.index"
 
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -68,16 +67,10 @@ def write_durably(folder: StrPath, name: str, content: Json) -> None:
     sync_directory(folder)
 
 
-def create_durably(folder: StrPath, name: str, content: Json) -> None:
+def create_durably(folder: StrPath, name: str, content: bytes) -> None:
     """Create ``name`` or raise `FileExistsError`: at most one caller ever succeeds."""
-    _write_new(os.path.join(folder, name), os.O_EXCL, json.dumps(content).encode())
+    _write_new(os.path.join(folder, name), os.O_EXCL, content)
     sync_directory(folder)
-
-
-def write_hint(folder: StrPath, name: str, content: Json) -> None:
-    """Write a file whose loss does no harm."""
-    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
-        json.dump(content, file)
 
 
 def read(folder: StrPath, name: str) -> Json | None:
@@ -111,7 +104,17 @@ def acquire(folder: StrPath) -> int | None:
         if error.errno in {errno.EAGAIN, errno.EACCES}:
             return None
         raise
+    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
+
+
+def holder(folder: StrPath) -> int | None:
+    """The process id that the last holder of the lock wrote into it."""
+    try:
+        with open(os.path.join(folder, LOCK), "rb") as file:
+            return int(file.readline())
+    except (OSError, ValueError):
+        return None
 
 
 def is_held(folder: StrPath) -> bool:
@@ -130,8 +133,10 @@ def is_held(folder: StrPath) -> bool:
 def open_control(folder: StrPath) -> int:
     """Create the control FIFO if needed and open it so that reading it never meets an end."""
     path = os.path.join(folder, CONTROL)
-    with contextlib.suppress(FileExistsError):
+    try:
         os.mkfifo(path, 0o600)
+    except FileExistsError:
+        pass
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

@@ -1,8 +1,9 @@
 """The fork server: a warm process whose forks are shims.
 
-Started by the engine with one end of a sequenced-packet socket as descriptor 3; each message is the
-path of an attempt folder. It stays while it has shims, also after the server went away, so that a
-shim that is killed leaves its program to somebody who ends it.
+Started by the engine with one end of a sequenced-packet socket as descriptor 3; each message names an
+attempt folder, its version 2 control group (or nothing) and a FIFO, separated by NUL. It stays while
+it has shims, also after the server went away, so that a shim that is killed leaves its program to
+somebody who ends it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ import gc
 import os
 import select
 import signal
-import socket
 import sys
-import traceback
 
 from trainshed.jobkit import linux, procs, shim
 
 SOCKET_FD = 3
-MAX_MESSAGE = 4096
+MAX_MESSAGE = 1 << 14
 
 
 def main() -> None:
@@ -33,7 +32,7 @@ def main() -> None:
         _leave_service_group(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    server = _Server(socket.socket(fileno=SOCKET_FD))
+    server = _Server()
     # Objects made so far are never visited by the collector again: their pages stay shared.
     gc.disable()
     gc.collect()
@@ -48,13 +47,12 @@ def _leave_service_group(group: str) -> None:
         with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
             file.write("0")
     except OSError:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
 
 
 class _Server:
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests = requests
-        self._shims: dict[int, str] = {}
+    def __init__(self) -> None:
+        self._shims: set[int] = set()
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_write, False)
@@ -63,7 +61,7 @@ class _Server:
 
     def run(self) -> None:
         poll = select.poll()
-        poll.register(self._requests, select.POLLIN)
+        poll.register(SOCKET_FD, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         serving = True
         while serving or self._shims:
@@ -71,39 +69,38 @@ class _Server:
                 if fd == self._wake:
                     _drain(fd)
                     self._reap()
-                elif request := self._requests.recv(MAX_MESSAGE):
-                    self._fork(os.fsdecode(request))
+                elif request := _receive():
+                    self._fork(*os.fsdecode(request).split("\0"))
                 else:
                     serving = False
-                    poll.unregister(self._requests)
-                    self._requests.close()
+                    poll.unregister(SOCKET_FD)
+                    os.close(SOCKET_FD)
 
-    def _fork(self, path: str) -> None:
+    def _fork(self, path: str, group: str, notify: str) -> None:
         try:
             pid = os.fork()
         except OSError:
-            traceback.print_exc()  # the engine asks again for what does not start
+            sys.excepthook(*sys.exc_info())  # the engine asks again for what does not start
             return
         if pid:
-            self._shims[pid] = path
+            self._shims.add(pid)
             return
         code = 1
         try:
             self._become_shim()
-            shim.main(path)
+            shim.main(path, group, notify)
             code = 0
         except BaseException:  # noqa: BLE001 - nothing may return into the fork server's loop
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
         finally:
             os._exit(code)
 
     def _become_shim(self) -> None:
         signal.set_wakeup_fd(-1)
         os.setsid()
-        self._requests.close()
+        os.close(SOCKET_FD)
         os.close(self._wake)
         os.close(self._wake_write)
-        self._shims.clear()
 
     def _reap(self) -> None:
         orphaned = False
@@ -114,8 +111,9 @@ class _Server:
                 return
             if pid == 0:
                 break
-            if self._shims.pop(pid, None) is None or status != 0:
+            if pid not in self._shims or status != 0:
                 orphaned = True
+            self._shims.discard(pid)
         if orphaned:
             self._end_orphans()
 
@@ -126,6 +124,13 @@ class _Server:
                 for below in procs.descendants(pid):
                     procs.send(below, signal.SIGKILL)
                 procs.send(pid, signal.SIGKILL)
+
+
+def _receive() -> bytes:
+    try:
+        return os.read(SOCKET_FD, MAX_MESSAGE)
+    except ConnectionResetError:  # the server was killed with requests unread
+        return b""
 
 
 def _drain(fd: int) -> None:

@@ -12,11 +12,11 @@ import time
 
 from trainshed.jobkit import folder, frames
 
-_FIRST_BUFFER = 1 << 14
+_FIRST_BUFFER = 1 << 13
 _LAST_BUFFER = (1 << 20) + frames.MAX_PAYLOAD
 _LARGE_PIPE = 1 << 20
 _HOLD_NS = int(frames.HOLD_SECONDS * 1e9)
-_ROOM = 1 << 12
+_ROOM = 1 << 11
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class LogWriter:
             return  # readers do without
 
     def _grow(self) -> None:
-        size = min(len(self._buffer) * 8, _LAST_BUFFER)
+        size = min(len(self._buffer) * 16, _LAST_BUFFER)
         larger = bytearray(size)
         larger[: len(self._buffer)] = self._buffer
         self._view.release()

@@ -15,7 +15,12 @@ import time
 from trainshed.jobkit import cgroups, child, folder, frames, linux, procs, tree
 from trainshed.jobkit.logwriter import LogWriter, Stream
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 STOP, TIMEOUT, DISK, MEMORY, EXIT, NOT_STARTED = "stop", "timeout", "disk", "memory", "exit", "not_started"
+STOPPED_BEFORE = "It was stopped before it started."
 _TREE_SECONDS = 10.0
 _KILL_AGAIN_SECONDS = 1.0
 _DRAIN_BYTES = 2 << 20
@@ -28,23 +33,24 @@ _RECORD_TRIES = 60
 _CHUNK = 4096
 
 
-def main(path: str) -> None:
-    """Run the attempt in ``path``; returns when it is over or is another shim's business."""
+def main(path: str, group: str, notify: str) -> None:
+    """Run the attempt in ``path``; returns when it is over or is another shim's business.
+
+    ``group`` is its version 2 control group or empty, ``notify`` the FIFO on which the engine waits.
+    """
     lock = folder.acquire(path)
     if lock is None:
         return
     if folder.exists(path, folder.EXIT) or folder.exists(path, folder.STARTED):
         return
-    spec = folder.read(path, folder.LAUNCH)
-    if not spec:
+    if not folder.exists(path, folder.LAUNCH):
         return
     linux.set_name(b"trainshed-shim")
     linux.adopt_orphans()
-    pid = os.getpid()
-    folder.write_hint(path, folder.SHIM, {"pid": pid, "start_time": procs.start_time(pid)})
-    _Attempt(path, spec).run()
+    hint = f"{os.path.basename(path)}\n".encode()
+    _Attempt(path).run(group, lambda: folder.poke(notify, hint))
     os.close(lock)
-    folder.poke(str(spec["notify"]), f"{spec['attempt_id']}\n".encode())
+    folder.poke(notify, hint)
 
 
 def record_unstarted(path: folder.StrPath, ended_by: str, detail: str) -> None:
@@ -67,20 +73,14 @@ def _record(path: folder.StrPath, content: folder.Json) -> None:
 class _Attempt:
     """One attempt from preparation to exit record, while we hold its lock."""
 
-    def __init__(self, path: str, spec: folder.Json) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._spec = spec
-        limits, layout = spec["limits"], spec["cgroups"]
-        self._limits: dict[str, int] = limits
-        self._group = cgroups.Group(cgroups.Layout.from_json(layout), str(spec["attempt_id"]))
         self._control = folder.open_control(path)
         self._wake, wake_write = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(wake_write, False)
+        # SIGCHLD has a handler, and the others are ignored, since the fork server.
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
         self._streams: dict[int, Stream] = {}
         self._status: int | None = None
         self._reason = ""
@@ -88,87 +88,80 @@ class _Attempt:
         self._timeout_at = 0.0
         self._disk_at = 0.0
 
-    def run(self) -> None:
+    def run(self, group: str, started: Callable[[], object]) -> None:
         """Prepare, start, watch, end, record."""
-        path, spec = self._path, self._spec
-        if self._stop_request() is not None:
-            record_unstarted(path, STOP, "It was stopped before it started.")
+        path = self._path
+        if folder.exists(path, folder.STOP):
+            record_unstarted(path, STOP, STOPPED_BEFORE)
             return
-        try:
-            files = spec["files"]
-            tree.fill(os.path.join(path, folder.WORK), files)
-            program, enforcement = self._program()
-            waiting = child.fork(program)
-            os.close(program.stdout)
-            os.close(program.stderr)
-            private_shm = waiting.wait_ready()
-        except (OSError, ValueError) as error:
-            self._end_tree()
-            self._group.remove(1.0)
-            record_unstarted(path, NOT_STARTED, f"It could not be prepared: {error}")
-            return
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        self._streams = {out_read: Stream(out_read, frames.STDOUT), err_read: Stream(err_read, frames.STDERR)}
+        waiting = child.fork(path, group, out_write, err_write)
         self._main = waiting.pid
-        enforcement["shm"] = "mount" if private_shm else cgroups.NOT_ENFORCED
-        if self._stop_request() is not None:
-            waiting.abandon()
-            self._end_tree()
-            self._group.remove(1.0)
-            record_unstarted(path, STOP, "It was stopped before it started.")
+        try:
+            stopped = self._wait_for_report(waiting)
+            self._ready = waiting.report() if not stopped else None
+        except OSError as error:
+            self._abandon(waiting, NOT_STARTED, str(error))
             return
-        limit = self._limits["log_bytes"]
-        self._log = LogWriter(os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX), limit)
-        folder.create_durably(path, folder.STARTED, {"at": time.time(), "enforcement": enforcement})
+        # Asked again: from here on a stop is found in the control FIFO.
+        if self._ready is None or folder.exists(path, folder.STOP):
+            self._abandon(waiting, STOP, STOPPED_BEFORE)
+            return
+        names = (os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX))
+        self._log = LogWriter(*names, self._ready.log_bytes)
+        marker = b'{"at": %.6f, "enforcement": %s}' % (time.time(), self._ready.enforcement)
+        folder.create_durably(path, folder.STARTED, marker)
         failure = waiting.execute()
         if failure:
             self._end_tree()
             self._finish({"code": None, "signal": None, "ended_by": NOT_STARTED, "detail": failure})
             return
-        folder.poke(str(spec["notify"]), f"{spec['attempt_id']}\n".encode())
-        self._watch()
+        started()
+        self._watch(self._ready)
         gone = self._end_tree()
         self._drain()
         self._finish(self._ending() | {"tree": "gone" if gone else "still there"})
 
-    def _program(self) -> tuple[child.Program, dict[str, str]]:
-        limits, spec = self._limits, self._spec
-        enforcement = self._group.create(
-            memory_mb=limits["memory_mb"], pids=limits["pids"], cpus=limits["cpus"]
-        )
-        enforcement |= {"storage": "watched", "log": "shim", "tree": str(spec["killing"])}
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        self._streams = {out_read: Stream(out_read, frames.STDOUT), err_read: Stream(err_read, frames.STDERR)}
-        argv, env = spec["argv"], spec["env"]
-        program = child.Program(
-            argv,
-            env,
-            os.path.join(self._path, folder.WORK),
-            self._group,
-            shm_mb=limits["shm_mb"] if spec["private_shm"] else None,
-            file_size_mb=limits["storage_mb"],
-            stdout=out_write,
-            stderr=err_write,
-        )
-        return program, enforcement
+    def _wait_for_report(self, waiting: child.Child) -> bool:
+        """Wait while the child prepares, which may be long; whether a stop came first."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(waiting.status, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poll.poll()]
+            if self._control in ready:
+                _empty(self._control)
+                if folder.exists(self._path, folder.STOP):
+                    return True
+            if waiting.status in ready:
+                return False
+
+    def _abandon(self, waiting: child.Child, ended_by: str, detail: str) -> None:
+        """Record that user code never started."""
+        waiting.abandon()
+        self._end_tree()
+        self._group().remove(1.0)
+        record_unstarted(self._path, ended_by, detail)
 
     # While the program runs
 
-    def _watch(self) -> None:
+    def _watch(self, ready: child.Ready) -> None:
         """Pump output and enforce time and disk until the main process ends."""
         poll = select.poll()
         for fd in (self._control, self._wake, *self._streams):
             poll.register(fd, select.POLLIN)
         start = time.monotonic()
-        timeout = self._spec["timeout"]
-        self._timeout_at = start + timeout
+        self._timeout_at = start + ready.timeout
         self._disk_at = start + _DISK_SECONDS[0]
         self._reap()
         while self._status is None:
-            self._keep_time()
+            self._keep_time(ready)
             for fd, _ in poll.poll(self._pause_ms()):
                 if fd == self._control:
                     _empty(fd)
-                    self._obey()
+                    self._obey(ready)
                 elif fd == self._wake:
                     _empty(fd)
                 elif self._log.read(self._streams[fd]) == 0:
@@ -181,26 +174,25 @@ class _Attempt:
 
     def _pause_ms(self) -> int:
         now = time.monotonic()
-        due = [self._disk_at, self._timeout_at] if not self._reason else []
+        due = min(self._timeout_at, self._disk_at) if not self._reason else now + _KILL_AGAIN_SECONDS
         if self._kill_at is not None:
-            due.append(self._kill_at)
-        if any(stream.held for stream in self._streams.values()):
-            due.append(now + frames.HOLD_SECONDS)
-        return max(1, int((min(due) - now) * 1000) + 1)
+            due = min(due, self._kill_at)
+        for stream in self._streams.values():
+            if stream.held:
+                due = min(due, now + frames.HOLD_SECONDS)
+        return max(1, int((due - now) * 1000) + 1)
 
-    def _keep_time(self) -> None:
+    def _keep_time(self, ready: child.Ready) -> None:
         now = time.monotonic()
         if not self._reason and now >= self._timeout_at:
-            grace = self._spec["grace"]
-            self._begin_end(TIMEOUT, grace)
+            self._begin_end(TIMEOUT, ready.grace)
         if not self._reason and now >= self._disk_at:
-            self._look_at_disk()
+            self._look_at_disk(ready.storage_bytes)
         if self._kill_at is not None and now >= self._kill_at:
-            self._kill_tree()
+            self._kill_tree(self._group())
             self._kill_at = now + _KILL_AGAIN_SECONDS
 
-    def _look_at_disk(self) -> None:
-        limit = self._limits["storage_mb"] * cgroups.MIB
+    def _look_at_disk(self, limit: int) -> None:
         begin = time.monotonic()
         used = tree.used_bytes(os.path.join(self._path, folder.WORK), enough=limit)
         now = time.monotonic()
@@ -211,20 +203,11 @@ class _Attempt:
         pause = min(max((limit - used) / _DISK_BYTES_PER_SECOND, least), most)
         self._disk_at = now + max(pause, (now - begin) * _DISK_SHARE)
 
-    def _stop_request(self) -> float | None:
-        """The grace of the recorded stop; ``None`` if nobody asked."""
+    def _obey(self, ready: child.Ready) -> None:
         request = folder.read(self._path, folder.STOP)
-        if request is None:
-            return None
-        grace = request.get("grace")
-        if grace is None:
-            grace = self._spec["grace"]
-        return float(grace)
-
-    def _obey(self) -> None:
-        grace = self._stop_request()
-        if grace is not None:
-            self._begin_end(STOP, grace)
+        if request is not None:
+            grace = request.get("grace")
+            self._begin_end(STOP, ready.grace if grace is None else float(grace))
 
     def _begin_end(self, reason: str, grace: float) -> None:
         """Ask the tree to end now and kill it after ``grace`` seconds; the first reason stands."""
@@ -233,7 +216,7 @@ class _Attempt:
         asked = self._kill_at is not None
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
         if grace > 0 and not asked:
-            for pid in {*procs.descendants(os.getpid()), *self._group.pids()}:
+            for pid in {*procs.descendants(os.getpid()), *self._group().pids()}:
                 procs.send(pid, signal.SIGTERM)
                 procs.send(pid, signal.SIGCONT)
 
@@ -251,26 +234,36 @@ class _Attempt:
 
     # After the program ended
 
-    def _kill_tree(self) -> None:
-        self._group.kill()
+    def _launch(self) -> folder.Json:
+        return folder.read(self._path, folder.LAUNCH) or {}
+
+    def _group(self) -> cgroups.Group:
+        """The control groups; looked up when needed, as knowing them all the time costs memory."""
+        layout = cgroups.Layout.from_json(self._launch()["cgroups"])
+        return cgroups.Group(layout, os.path.basename(self._path))
+
+    @staticmethod
+    def _kill_tree(group: cgroups.Group) -> None:
+        group.kill()
         for pid in procs.descendants(os.getpid()):
             procs.send(pid, signal.SIGKILL)
 
     def _end_tree(self) -> bool:
         """Kill and reap until no child and no member is left: ``False`` if some cannot be killed."""
+        group = self._group()
         deadline = time.monotonic() + _TREE_SECONDS
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                if not self._group.kill():
+                if not group.kill():
                     return True
                 pid = 0
             if pid:
                 continue
             if time.monotonic() >= deadline:
                 return False
-            self._kill_tree()
+            self._kill_tree(group)
             select.select([self._wake], [], [], 0.01)
             _empty(self._wake)
 
@@ -287,33 +280,36 @@ class _Attempt:
         os.close(fd)
 
     def _ending(self) -> folder.Json:
+        launch = self._launch()
+        limits = launch["limits"]
         code = os.waitstatus_to_exitcode(self._status or 0)
         number = -code if code < 0 else None
         if number:
             code = 128 + number
         ended_by, detail = self._reason or EXIT, ""
-        if kills := self._group.out_of_memory_kills():
-            detail = f"The kernel killed {kills} process(es) at {self._limits['memory_mb']} MiB of memory."
+        if kills := self._group().out_of_memory_kills():
+            detail = f"The kernel killed {kills} process(es) at {limits['memory_mb']} MiB of memory."
             if not self._reason and code:
                 ended_by = MEMORY
         elif self._reason == DISK or (not self._reason and number == signal.SIGXFSZ):
             ended_by = DISK
-            detail = f"The work directory outgrew its {self._limits['storage_mb']} MiB."
+            detail = f"The work directory outgrew its {limits['storage_mb']} MiB."
         elif self._reason == TIMEOUT:
-            detail = f"It ran for longer than its {self._spec['timeout']} seconds."
+            detail = f"It ran for longer than its {launch['timeout']} seconds."
         return {"code": code, "signal": number, "ended_by": ended_by, "detail": detail}
 
     def _finish(self, ending: folder.Json) -> None:
         self._log.close()
+        group = self._group()
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        memory = self._group.max_memory_bytes() or children.ru_maxrss * 1024
+        memory = group.max_memory_bytes() or children.ru_maxrss * 1024
         usage = {
             "max_memory_mb": memory / cgroups.MIB,
             "cpu_seconds": children.ru_utime + children.ru_stime,
             "log_bytes": self._log.written_bytes,
             "dropped_log_bytes": self._log.dropped_bytes,
         }
-        self._group.remove(1.0)
+        group.remove(1.0)
         _record(self._path, ending | {"usage": usage})
 
 

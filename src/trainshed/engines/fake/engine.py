@@ -28,6 +28,7 @@ from trainshed.jobkit import frames
 from trainshed.model.resources import Amounts, Node
 
 _LIMITS = ("cpus", "memory", "pids", "shm", "storage")
+_STOPPED = "It was stopped before it started."
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +246,9 @@ class FakeEngine:
             if self.world.leaked[attempt_id] < attempt.script.leaks:
                 self.world.leaked[attempt_id] += 1
                 return Release(confirmed=False, checks={"processes": "one cannot be killed"})
+            attempt.released = True
             self.logs(attempt_id)
             shutil.rmtree(self._root / attempt_id / "work", ignore_errors=True)
-            attempt.released = True
             return Release(confirmed=True, checks={"processes": "gone", "work": "removed"})
 
     def forget(self, attempt_id: str) -> None:
@@ -278,27 +279,26 @@ class FakeEngine:
 
     def _observe(self, attempt_id: str) -> Observation:
         attempt = self.world.attempts.get(attempt_id)
-        if attempt is None:
-            if attempt_id in self.world.stopped:
-                return _ended(
-                    Exit(None, None, EndedBy.STOP, self.world.now, "It was stopped before it started.")
-                )
-            return Observation(Phase.ABSENT)
+        if attempt is not None:
+            return self._observe_launched(attempt)
+        if attempt_id in self.world.stopped:
+            return _unstarted(EndedBy.STOP, self.world.now, _STOPPED)
+        return Observation(Phase.ABSENT)
+
+    def _observe_launched(self, attempt: _Attempt) -> Observation:
         now, script, start = self.world.now, attempt.script, self._start(attempt)
         if attempt.stopped_at is not None and attempt.stopped_at < start:
-            return _ended(
-                Exit(None, None, EndedBy.STOP, attempt.stopped_at, "It was stopped before it started.")
-            )
+            return _unstarted(EndedBy.STOP, attempt.stopped_at, _STOPPED)
         if now < start:
             return Observation(Phase.PREPARING)
         if script.not_started:
-            return _ended(Exit(None, None, EndedBy.NOT_STARTED, start, script.not_started))
+            return _unstarted(EndedBy.NOT_STARTED, start, script.not_started)
         ending = self._ending(attempt, start)
         if script.lost_after is not None and now >= start + script.lost_after <= ending.finished_at:
             return Observation(Phase.LOST, start, detail="Its watcher vanished.")
         if now < ending.finished_at + script.reported_after:
             return Observation(Phase.RUNNING, start)
-        return _ended(ending, start)
+        return Observation(Phase.EXITED, start, ending, ending.detail)
 
     def _ending(self, attempt: _Attempt, start: float) -> Exit:
         """The first of its own end, its timeout and its stop."""
@@ -318,8 +318,8 @@ class FakeEngine:
         return min(endings, key=lambda ending: ending.finished_at)
 
 
-def _ended(ending: Exit, started_at: float | None = None) -> Observation:
-    return Observation(Phase.EXITED, started_at, ending, ending.detail)
+def _unstarted(why: EndedBy, at: float, detail: str) -> Observation:
+    return Observation(Phase.EXITED, exit=Exit(None, None, why, at, detail), detail=detail)
 
 
 def _log(attempt: _Attempt, observation: Observation) -> bytes:
@@ -331,6 +331,6 @@ def _log(attempt: _Attempt, observation: Observation) -> bytes:
             piece = line[begin : begin + frames.MAX_PAYLOAD]
             flags = 0 if piece.endswith(b"\n") else frames.CONTINUES
             parts += [frames.header(len(piece), frames.STDOUT, flags, at), piece]
-    if observation.phase in {Phase.EXITED, Phase.LOST}:
+    if observation.phase is Phase.EXITED or attempt.released:
         parts.append(frames.header(0, frames.EOF, 0, at))
     return b"".join(parts)

@@ -146,10 +146,14 @@ class LocalEngine:
             self._watched.update(ready)
         for attempt_id in ready:
             try:
-                self._forks.submit(self._attempts / attempt_id)
+                self._submit(attempt_id)
             except EngineError as error:
                 errors[attempt_id] = error
         return errors
+
+    def _submit(self, attempt_id: str) -> None:
+        group = Path(self._layout.v2, attempt_id) if self._layout.v2 else None
+        self._forks.submit(self._attempts / attempt_id, group, self._notify_path)
 
     def _record_intent(self, path: Path, launch: Launch) -> None:
         if not launch.argv:
@@ -186,7 +190,6 @@ class LocalEngine:
                 "cgroups": self._layout.to_json(),
                 "killing": self._layout.killing(),
                 "private_shm": self._private_shm,
-                "notify": os.fspath(self._notify_path),
             },
         )
 
@@ -238,7 +241,7 @@ class LocalEngine:
             if evidence.observe(path).phase is Phase.PREPARING:
                 # The request was lost with a fork server: the intent still stands.
                 with contextlib.suppress(EngineError):
-                    self._forks.submit(path)
+                    self._submit(attempt_id)
         return quiet
 
     # Ending
@@ -258,7 +261,7 @@ class LocalEngine:
             return  # the shim reads the request before it starts anything, and at each poke
         try:
             if not folder.exists(path, folder.EXIT) and not folder.exists(path, folder.STARTED):
-                shim.record_unstarted(path, shim.STOP, "It was stopped before it started.")
+                shim.record_unstarted(path, shim.STOP, shim.STOPPED_BEFORE)
         finally:
             os.close(lock)
 

@@ -40,9 +40,9 @@ class ForkServer:
         with self._guard:
             self._ensure()
 
-    def submit(self, folder: Path) -> None:
+    def submit(self, folder: Path, group: Path | None, notify: Path) -> None:
         """Ask for a shim for this attempt folder. Raises `EngineError` if no fork server can be had."""
-        message = os.fsencode(folder)
+        message = b"\0".join(os.fsencode(part) for part in (folder, group or "", notify))
         with self._guard:
             try:
                 self._ensure().sendall(message)

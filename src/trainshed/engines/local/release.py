@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -67,12 +68,25 @@ def _end_shim(path: Path) -> bool:
     """Wait until nobody holds the lock; kill the holder if it does not leave by itself."""
     if _wait(lambda: not folder.is_held(path), _SHIM_SECONDS):
         return True
-    hint = folder.read(path, folder.SHIM) or {}
-    pid, started = hint.get("pid"), hint.get("start_time")
-    if isinstance(pid, int) and isinstance(started, str) and _has_open(pid, path / folder.LOCK):
-        procs.send(pid, signal.SIGCONT)
-        procs.kill_same(pid, started)
+    pid = folder.holder(path)
+    if pid is not None:
+        _kill_holder(pid, path / folder.LOCK)
     return _wait(lambda: not folder.is_held(path), _KILLED_SHIM_SECONDS)
+
+
+def _kill_holder(pid: int, lock: Path) -> None:
+    """SIGKILL the process if it has the lock open; the pidfd keeps a recycled id from being hit."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if _has_open(pid, lock):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(handle)
 
 
 def _has_open(pid: int, path: Path) -> bool:
