@@ -84,7 +84,10 @@ def download_all(
 ) -> list[Downloaded]:
     """Download what is uploaded into ``folder``, several files at a time; the results in list order."""
     check_names(artifacts)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalFileError(f"cannot make the folder {folder}: {error.strerror}") from error
 
     def one(artifact: Artifact) -> Downloaded:
         if not artifact.downloadable:

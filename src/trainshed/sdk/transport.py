@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -35,6 +35,7 @@ from trainshed.sdk.errors import (
 
 CONNECT_SECONDS = 5.0
 MAX_RETRY_AFTER_SECONDS = 30.0
+MAX_OUTAGE_PAUSE_SECONDS = 10.0
 _LASTING_CODES = frozenset({"EXECUTOR_UNAVAILABLE", "RUNNER_GPU_UNAVAILABLE", "STORAGE_FULL"})
 """5xx codes that a repetition within seconds does not cure."""
 _REPEATED_STATUSES = frozenset({429, 500, 502, 503, 504})
@@ -55,9 +56,6 @@ class RetryPolicy:
         """Seconds to wait after failed attempt number ``attempt`` (from 1)."""
         ceiling = min(self.longest, self.first * 2 ** (attempt - 1))
         return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - spreads load, protects nothing
-
-
-_OUTAGE = RetryPolicy(first=0.2, longest=10.0)
 
 
 class Transport:
@@ -162,6 +160,7 @@ class Transport:
         """
         failed_since: float | None = None
         attempt = 0
+        pauses = replace(self.retry, longest=MAX_OUTAGE_PAUSE_SECONDS)
         while True:
             try:
                 return once()
@@ -170,7 +169,7 @@ class Transport:
                 failed_since = now if failed_since is None else failed_since
                 attempt += 1
                 lasting = isinstance(error, ServerUnavailable) and error.code in _LASTING_CODES
-                if lasting or now - failed_since > outage_seconds or not self.sleep(_OUTAGE.pause(attempt)):
+                if lasting or now - failed_since > outage_seconds or not self.sleep(pauses.pause(attempt)):
                     raise
 
     def sleep(self, seconds: float) -> bool:
@@ -236,8 +235,9 @@ class ByteAnswer:
         """The offset of the first byte; zero if the server sent the whole resource after all."""
         self._response = response
 
-    def chunks(self, size: int = 256 * 1024) -> Iterator[bytes]:
-        return self._response.iter_raw(size)
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes as they arrive. Nothing is held back, so what came before a cut is not lost."""
+        return self._response.iter_raw()
 
 
 def route(*segments: str) -> str:
