@@ -71,16 +71,12 @@ def run(name: str, work: Path, **variables: str) -> subprocess.CompletedProcess[
 
 
 def test_E54_the_bash_runner_without_a_command_tells_what_the_trial_got(tmp_path):
-    done = run(
-        "envloop/bash",
-        tmp_path / "w",
-        TRAINSHED_TRIAL_NAME="a",
-        TRAINSHED_GPUS="2",
-        TRAINSHED_GPU_MODEL="H100",
-    )
+    variables = {"TRAINSHED_TRIAL_NAME": "a", "TRAINSHED_GPUS": "0,1", "TRAINSHED_GPU_MODEL": "H100"}
+    done = run("envloop/bash", tmp_path / "w", TRAINSHED_GPUS_SIMULATED="1", **variables)
     assert done.returncode == 0
     assert done.stderr == b""
-    assert "2 of model H100" in done.stdout.decode()
+    assert "H100" in done.stdout.decode()
+    assert "0,1 (simulated)" in done.stdout.decode()
     assert (tmp_path / "w" / "outputs" / "trial.txt").read_bytes() == done.stdout
 
 

@@ -14,7 +14,7 @@ fi
   echo "host:                 $(uname -n), $(uname -sr)"
   echo "date:                 $(date -u +%Y-%m-%dT%H:%M:%SZ)"
   echo "directory:            $PWD"
-  echo "gpus:                 ${TRAINSHED_GPUS:-0} of model ${TRAINSHED_GPU_MODEL:-none}"
-  echo "gpus simulated:       ${TRAINSHED_GPUS_SIMULATED:-0}"
+  echo "gpu model:            ${TRAINSHED_GPU_MODEL:-none}"
+  echo "gpus:                 ${TRAINSHED_GPUS:-none}${TRAINSHED_GPUS_SIMULATED:+ (simulated)}"
   echo "CUDA_VISIBLE_DEVICES: ${CUDA_VISIBLE_DEVICES-not set}"
 } | tee outputs/trial.txt
