@@ -145,10 +145,10 @@ def test_a_full_disk_is_named_and_leaves_nothing(mount_tmpfs):
 
 
 def test_a_disk_without_inodes_is_full_too(mount_tmpfs):
-    store = FolderBlobStore(mount_tmpfs("size=1m,nr_inodes=6") / "blobs")
+    store = FolderBlobStore(mount_tmpfs("size=1m,nr_inodes=270") / "blobs")
 
     def fill() -> None:
-        for n in range(6):
+        for n in range(20):
             store.put(io.BytesIO(bytes([n])))
 
     with pytest.raises(StoreFull):

@@ -159,8 +159,12 @@ class FolderBlobStore:
         self._blobs = root / "sha256"
         self._parts = root / "incoming"
         with _store_errors(root):
-            for folder in (root, self._blobs, self._parts):
+            # All shards now, made durable once: a blob would be lost with a shard that was not.
+            shards = [self._blobs / f"{number:02x}" for number in range(256)]
+            for folder in (root, self._blobs, self._parts, *shards):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self._blobs, root, root.parent):
+                _sync_folder(folder)
             self._remove_abandoned_parts()
 
     def put(
@@ -186,7 +190,8 @@ class FolderBlobStore:
                         f"{read_back.size} with {read_back.sha256}"
                     )
                 os.fchmod(fd, 0o444)
-                self._publish(part, self._place(blob.sha256))
+                part.rename(place := self._place(blob.sha256))
+                _sync_folder(place.parent)
         return blob
 
     def path(self, sha256: str) -> Path:
@@ -257,15 +262,6 @@ class FolderBlobStore:
         os.fsync(fd)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def _publish(self, part: Path, place: Path) -> None:
-        try:
-            part.rename(place)
-        except FileNotFoundError:
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-            _sync_folder(place.parent.parent)
-            part.rename(place)
-        _sync_folder(place.parent)
 
     @contextlib.contextmanager
     def _part_file(self) -> Iterator[tuple[int, Path]]:
