@@ -165,7 +165,12 @@ def _draw_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, 
     for row in rows:
         cells = [cell(pick(row, what)).replace("\n", " ") for _, what in columns]
         table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in cells))
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as drawn:
+        console.print(table)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in drawn.get().splitlines())
 
 
 _STYLES = {

@@ -1,8 +1,9 @@
 """This user's embedded server: find it, start it once, stop it.
 
-A running server says where it is in ``server.json`` beside its data (`announce`). The file alone proves
-nothing: a server counts as running only while the process named there is alive and was created at the time
-named there, so a number that the system gave to another program is never mistaken for it.
+A running server says where it is in ``server.json`` beside its data: ``{"url", "pid", "started_at"}``, mode
+0600. The file alone proves nothing: the server counts as running only while the process named there is alive
+and is not younger than the file says, so a number that the system gave to another program since then is never
+mistaken for it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainshed.sdk.errors import ConfigurationError, ServerStartFailed, TrainshedError, WaitTimeout
-from trainshed.sdk.home import Home, private_folder, read_private, write_private
+from trainshed.sdk.home import Home, private_folder, read_private
 
 SERVER_FILE = "server.json"
 OWNER_KEY_FILE = "owner.key"
@@ -37,8 +38,8 @@ class RunningServer:
 
     url: str
     pid: int
-    process_created_at: float
-    """Unix seconds; together with ``pid`` it names one process for ever."""
+    started_at: float
+    """Unix seconds of the announcement."""
     data_dir: Path
     version: str
 
@@ -47,32 +48,10 @@ class RunningServer:
 
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.process_created_at) < _CLOCK_SLACK_SECONDS
-            return same and process.status() != psutil.STATUS_ZOMBIE
+            older = process.create_time() <= self.started_at + _CLOCK_SLACK_SECONDS
+            return older and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
-
-
-def announce(data_dir: Path, url: str) -> None:
-    """Write ``server.json`` for the calling process. Called by a server once it answers requests."""
-    import psutil  # noqa: PLC0415 - as in alive
-
-    from trainshed import __version__  # noqa: PLC0415 - the package imports this module lazily as well
-
-    document = {
-        "url": url,
-        "pid": os.getpid(),
-        "process_created_at": psutil.Process().create_time(),
-        "version": __version__,
-    }
-    write_private(data_dir / SERVER_FILE, document)
-
-
-def withdraw(data_dir: Path) -> None:
-    """Remove the calling process's own announcement, before it stops answering."""
-    server = read_announcement(data_dir)
-    if server is not None and server.pid == os.getpid():
-        (data_dir / SERVER_FILE).unlink(missing_ok=True)
 
 
 def read_announcement(data_dir: Path) -> RunningServer | None:
@@ -84,7 +63,7 @@ def read_announcement(data_dir: Path) -> RunningServer | None:
         return RunningServer(
             url=str(document["url"]),
             pid=int(document["pid"]),
-            process_created_at=float(document["process_created_at"]),
+            started_at=float(document["started_at"]),
             data_dir=data_dir,
             version=str(document.get("version", "")),
         )
@@ -157,23 +136,32 @@ def launch(
             start_new_session=True,
         )
     threading.Thread(target=process.wait, name="trainshed-server-reaper", daemon=True).start()
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        if server := find_in(data_dir):
-            return server
-        if process.returncode is not None:
-            said = f"the server ended with status {process.returncode} while starting"
-            break
-        if time.monotonic() > deadline:
-            process.terminate()
-            said = f"the server was not ready after {START_SECONDS:.0f} s"
-            break
-        time.sleep(_POLL_SECONDS)
+    try:
+        said = _await_answer(data_dir, process)
+    except BaseException:
+        process.terminate()
+        raise
+    if isinstance(said, RunningServer):
+        return said
     tail = _tail(log)
     raise ServerStartFailed(
         f"{said}; the end of its log:\n{tail}" if tail else f"{said} and wrote no log",
         hint=f"The whole log is in {log}.",
     )
+
+
+def _await_answer(data_dir: Path, process: subprocess.Popen[bytes]) -> RunningServer | str:
+    """The server once it announced itself, or a sentence about why it did not."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        if server := find_in(data_dir):
+            return server
+        if process.returncode is not None:
+            return f"the server ended with status {process.returncode} while starting"
+        if time.monotonic() > deadline:
+            process.terminate()
+            return f"the server was not ready after {START_SECONDS:.0f} s"
+        time.sleep(_POLL_SECONDS)
 
 
 def stop(home: Home, *, seconds: float = STOP_SECONDS) -> bool:

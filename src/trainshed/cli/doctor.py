@@ -1,0 +1,261 @@
+"""``trainshed doctor``: what this machine offers, and what is missing for what."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainshed.cli.output import Fields, Table, size
+from trainshed.cli.session import Session, json_option
+
+OK, WARNING, MISSING = "ok", "warning", "missing"
+MIN_FREE_BYTES = 2 << 30
+_PROBE_SECONDS = 10
+CHECKS = Table(
+    (("CHECK", "name"), ("STATE", "state"), ("FOUND", "found"), ("MATTERS FOR", "needed_for")),
+    empty="Nothing was checked.",
+    rows="checks",
+)
+REMEDIES = Table(
+    (("TO DO", "remedy"), ("FOR", "name")),
+    empty="Nothing is missing.",
+    rows=lambda document: [check for check in document["checks"] if check["remedy"]],
+)
+SERVER = Fields(
+    (
+        ("server", "server.url"),
+        ("version", "server.version"),
+        ("role", "server.role"),
+        ("database", "server.database"),
+        ("data folder", "server.data_folder.path"),
+        ("isolation", "server.isolation"),
+        ("no server", "server_reason"),
+    ),
+)
+NODES = Table(
+    (
+        ("NODE", "name"),
+        ("GPUS", lambda row: _models(row.get("gpus") or ())),
+        ("SIMULATED", "simulated"),
+        ("FREE", "free"),
+        ("TOTAL", "total"),
+    ),
+    empty="The server has no nodes.",
+    rows="server.nodes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: what was found, what it matters for, and the remedy if it is not well."""
+
+    name: str
+    state: str
+    found: str
+    needed_for: str
+    remedy: str | None = None
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def doctor(session: Session) -> None:
+    """Say what this machine offers and what is missing for what.
+
+    Looks at this machine itself and asks the server in use, if one runs; starts nothing.
+    """
+    checks = [
+        _python(),
+        _git(),
+        _gpus(),
+        *_engine(),
+        _bubblewrap(),
+        _images(),
+        _database(),
+        _disk(),
+        _home(),
+    ]
+    server, reason = _server(session)
+    document: dict[str, Any] = {
+        "machine": f"{platform.node()}: {platform.system()} {platform.release()}, {os.cpu_count()} CPUs",
+        "checks": [asdict(check) for check in checks],
+        "missing": [check.name for check in checks if check.state == MISSING],
+        "server": server,
+        "server_reason": reason,
+    }
+    nodes = [NODES] if server else []
+    session.show(document, Fields((("machine", "machine"),)), CHECKS, REMEDIES, SERVER, *nodes)
+
+
+def _python() -> Check:
+    return Check("python", OK, f"{platform.python_version()} ({sys.executable})", "everything")
+
+
+def _git() -> Check:
+    found = _version("git", "--version")
+    if found:
+        return Check("git", OK, found, "publishing Runners")
+    return Check("git", MISSING, "not installed", "publishing Runners, the demo", "Install git.")
+
+
+def _gpus() -> Check:
+    from trainshed.engines.local import inventory  # noqa: PLC0415 - doctor may use server rooms
+
+    found = inventory()
+    if found:
+        return Check("gpus", OK, ", ".join(f"{gpu.index}: {gpu.model}" for gpu in found), "real training")
+    return Check(
+        "gpus",
+        WARNING,
+        "none found through NVML",
+        "real training",
+        "Install the NVIDIA driver (libnvidia-ml), or use `--simulate-gpus H100:8`.",
+    )
+
+
+def _engine() -> list[Check]:
+    """How each limit would be enforced, asked of the engine itself in a folder that goes away again."""
+    from trainshed.engines.local import LocalEngine  # noqa: PLC0415 - as in _gpus
+
+    with tempfile.TemporaryDirectory(prefix="trainshed-doctor-") as folder:
+        engine = LocalEngine(Path(folder) / "engine")
+        try:
+            limits = engine.enforcement()
+        finally:
+            engine.close()
+    return [
+        Check(
+            f"limit: {name}",
+            WARNING if how == "not enforced" else OK,
+            how,
+            _LIMITS.get(name, "limits of a Trial"),
+            _LIMIT_REMEDY.get(name) if how == "not enforced" else None,
+        )
+        for name, how in limits.items()
+    ]
+
+
+_LIMITS: Mapping[str, str] = {
+    "cpus": "a Trial cannot take more CPU than it asked for",
+    "memory": "a Trial cannot take more memory than it asked for",
+    "pids": "a fork bomb stays inside its Trial",
+    "shm": "shared memory of the size asked for",
+    "storage": "a Trial cannot fill the disk",
+    "log": "a Trial cannot fill the disk with output",
+    "tree": "every process of a Trial is ended with it",
+}
+_CGROUPS = "Run where control groups are writable: as root, or in a systemd user session with Delegate=yes."
+_LIMIT_REMEDY: Mapping[str, str] = {
+    "cpus": _CGROUPS,
+    "memory": _CGROUPS,
+    "pids": _CGROUPS,
+    "shm": "Run as root or where user namespaces are allowed.",
+}
+
+
+def _bubblewrap() -> Check:
+    matters = "hiding the host from Trials (a setting of an administrator)"
+    if found := _version("bwrap", "--version"):
+        return Check("bubblewrap", OK, found, matters)
+    return Check("bubblewrap", WARNING, "not installed", matters, "Install bubblewrap.")
+
+
+def _images() -> Check:
+    matters = "Trials that name an image"
+    for program in ("podman", "docker"):
+        if shutil.which(program) is None:
+            continue
+        if found := _version(
+            program, "info", "--format", "{{.Host.OS}}" if program == "podman" else "{{.OSType}}"
+        ):
+            return Check("images", OK, f"{program} ({found})", matters)
+        return Check(
+            "images", WARNING, f"{program} is installed and does not answer", matters, f"Start {program}."
+        )
+    return Check("images", WARNING, "neither podman nor docker", matters, "Install podman.")
+
+
+def _database() -> Check:
+    import sqlite3  # noqa: PLC0415 - only here
+
+    found = f"SQLite {sqlite3.sqlite_version}"
+    programs = _version("postgres", "--version") or _version("psql", "--version")
+    return Check("database", OK, f"{found} (embedded){f', {programs}' if programs else ''}", "keeping Jobs")
+
+
+def _disk() -> Check:
+    from trainshed.sdk.home import find_home  # noqa: PLC0415 - as in the other commands
+
+    place = find_home().server_data
+    while not place.exists():
+        place = place.parent
+    usage = shutil.disk_usage(place)
+    found = f"{size(usage.free)} free of {size(usage.total)} at {place}"
+    if not os.access(place, os.W_OK):
+        return Check(
+            "disk", MISSING, f"{place} cannot be written", "a server of yours", "Set TRAINSHED_HOME."
+        )
+    if usage.free < MIN_FREE_BYTES:
+        return Check("disk", WARNING, found, "work folders, logs and artifacts", "Free space.")
+    return Check("disk", OK, found, "work folders, logs and artifacts")
+
+
+def _home() -> Check:
+    from trainshed.sdk.discovery import load_login  # noqa: PLC0415 - as in the other commands
+    from trainshed.sdk.errors import ConfigurationError  # noqa: PLC0415 - as above
+    from trainshed.sdk.home import find_home  # noqa: PLC0415 - as above
+
+    home = find_home()
+    try:
+        login = load_login(home)
+    except ConfigurationError as error:
+        return Check("login", MISSING, error.message, "commands without TRAINSHED_URL", error.hint)
+    found = f"saved for {login.url}" if login else "none saved"
+    return Check("login", OK, found, "commands without TRAINSHED_URL")
+
+
+def _server(session: Session) -> tuple[dict[str, Any] | None, str | None]:
+    """What the server in use says of itself, or why there is nothing to say."""
+    from trainshed.sdk.client import Client  # noqa: PLC0415 - as in the other commands
+    from trainshed.sdk.discovery import find_connection  # noqa: PLC0415 - as above
+    from trainshed.sdk.errors import TrainshedError  # noqa: PLC0415 - as above
+    from trainshed.sdk.transport import RetryPolicy  # noqa: PLC0415 - as above
+
+    try:
+        used = find_connection(session.url, project=session.project, start=False)
+        with Client(connection=used, retry=RetryPolicy(attempts=1), timeout=5.0) as client:
+            return {"url": used.url, "source": used.source, **client.system()}, None
+    except TrainshedError as error:
+        return None, str(error)
+
+
+def _version(program: str, *arguments: str) -> str | None:
+    """The first line that a program prints, or ``None`` if it is not there or fails."""
+    path = shutil.which(program)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 - a program of the PATH with fixed arguments, no shell
+            [path, *arguments], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.strip().splitlines()
+    return lines[0] if done.returncode == 0 and lines else None
+
+
+def _models(gpus: Any) -> str | None:
+    counts: dict[str, int] = {}
+    for gpu in gpus:
+        counts[str(gpu.get("model"))] = counts.get(str(gpu.get("model")), 0) + 1
+    return ", ".join(f"{count}x{model}" for model, count in counts.items()) or None
