@@ -55,9 +55,10 @@ def serve(
     simulate_gpus: tuple[str, ...],
     config: Path | None,
 ) -> int:
-    """Run a server until SIGTERM or Ctrl-C; Jobs go on and are found again.
+    """Run a server.
 
-    Prints one line with its URL once it answers. The first start writes an owner key to DIR/owner.key.
+    Prints one line with its URL once it answers and runs until SIGTERM or Ctrl-C; Jobs go on meanwhile and
+    the next server finds them again. The first start writes an owner key to DIR/owner.key.
     """
     from trainshed.sdk.home import find_home  # noqa: PLC0415 - `--help` must not pay for it
     from trainshed.server import run  # noqa: PLC0415 - as above
@@ -79,7 +80,10 @@ def serve(
 @json_option
 @click.pass_obj
 def stop(session: Session, timeout: float) -> None:
-    """Stop your embedded server; its Jobs go on and the next server finds them again."""
+    """Stop your embedded server; its Jobs go on.
+
+    The next server on the same data finds them again.
+    """
     from trainshed.sdk import embedded  # noqa: PLC0415 - as in serve
     from trainshed.sdk.home import find_home  # noqa: PLC0415 - as in serve
 
@@ -92,7 +96,10 @@ def stop(session: Session, timeout: float) -> None:
 @json_option
 @click.pass_obj
 def status(session: Session) -> None:
-    """Show which server is used, why, and whether it answers. Starts nothing."""
+    """Show which server is used, why, and whether it answers.
+
+    Starts nothing.
+    """
     from trainshed.sdk.client import Client  # noqa: PLC0415 - as in serve
     from trainshed.sdk.discovery import find_connection  # noqa: PLC0415 - as in serve
     from trainshed.sdk.errors import ApiError, ConfigurationError, ConnectionFailed  # noqa: PLC0415 - as in serve

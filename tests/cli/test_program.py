@@ -1,0 +1,122 @@
+"""The program as a whole: help, names, completion, one output for people and programs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from trainshed.cli.completion import SHELLS
+from trainshed.cli.main import COMMANDS
+from trainshed.cli.reference import commands, with_reference
+
+DOCS = Path(__file__).parents[2] / "docs"
+PRINTS_NO_DATA = {"serve", "completion"}
+HEAVY = {
+    "httpx2",
+    "pydantic",
+    "rich",
+    "fastapi",
+    "sqlalchemy",
+    "psutil",
+    "trainshed.server",
+    "trainshed.store",
+}
+
+
+def loaded_by(*arguments):
+    code = f"import sys; from trainshed.cli.main import main; main({list(arguments)!r}); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["job", "--help"], ["job", "submit", "--help"], ["--version"]]
+)
+def test_help_imports_nothing_heavy(arguments):
+    assert not loaded_by(*arguments) & HEAVY
+
+
+def test_importing_the_package_imports_nothing_and_offers_the_client():
+    code = "import sys, trainshed; assert not any(m.startswith('trainshed.') for m in sys.modules); trainshed.Client"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_short_help_of_the_table_is_that_of_the_command(name):
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert command.help.split("\n\n")[0].replace("\n", " ") == COMMANDS[name][1]
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=[name for name, _ in commands()])
+def test_every_command_that_prints_data_takes_json_and_every_option_has_help(name, command):
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert ("--json" in options) != (name in PRINTS_NO_DATA)
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} {parameter.name}"
+
+
+def test_the_reference_in_the_documentation_is_that_of_the_program():
+    text = (DOCS / "cli.md").read_text()
+    assert text == with_reference(text), "run `python -m trainshed.cli.reference docs/cli.md`"
+
+
+def test_what_the_documentation_names_exists():
+    text = (DOCS / "cli.md").read_text()
+    known = {name for name, _ in commands()}
+    groups = {name.split(" ")[0] for name in known if " " in name}
+    for first, second in re.findall(r"`([a-z]+) ([a-z]+)[ `]", text):
+        if first in groups:
+            assert f"{first} {second}" in known, f"{first} {second}"
+
+
+@pytest.mark.parametrize("program", ["el", "trainshed"])
+def test_el_and_trainshed_are_one_program_that_knows_its_name(program):
+    path = Path(sys.executable).with_name(program)
+    assert f"Usage: {program} " in subprocess.check_output([path, "--help"], text=True)
+    assert subprocess.check_output([path, "--version"], text=True).startswith(f"{program} ")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("program", ["el", "trainshed"])
+def test_completion_scripts_complete_the_name_they_were_made_with(run, shell, program):
+    ran = run("completion", shell, program=program)
+    assert f"_{program.upper()}_COMPLETE" in ran.out
+    assert program in ran.err
+
+
+def test_completion_answers_with_commands_and_options():
+    path = Path(sys.executable).with_name("el")
+    environment = {
+        **os.environ,
+        "_EL_COMPLETE": "bash_complete",
+        "COMP_WORDS": "el job sub",
+        "COMP_CWORD": "2",
+    }
+    assert "submit" in subprocess.check_output([path], text=True, env=environment)
+
+
+def test_the_modules_of_commands_import_no_server_room_at_their_top():
+    """Only serve, demo and doctor may use server rooms, and only when they run."""
+    folder = Path(importlib.import_module("trainshed.cli").__file__).parent
+    rooms = ("server", "store", "control", "engines", "content", "policy")
+    for path in folder.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        found = {
+            (node.module or "")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            and (node.module or "").startswith(tuple(f"trainshed.{r}" for r in rooms))
+        }
+        assert not found or path.stem in {"serve", "demo", "doctor"}, path.name
+        top = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+        assert not found & top, path.name

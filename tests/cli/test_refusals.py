@@ -1,0 +1,132 @@
+"""What a person and a program are told when a command does not work, and how it exits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support import documents
+from support.fake_server import DROP, Reply, refusal
+from trainshed.cli.exits import MEANINGS, Exit
+
+JOB = f"GET /v1/jobs/{documents.JOB_ID}"
+GET = ("job", "get", documents.JOB_ID)
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        (refusal(400, "INVALID_CURSOR"), Exit.REFUSED),
+        (refusal(422, "INVALID_LIMIT"), Exit.REFUSED),
+        (refusal(402, "INSUFFICIENT_BALANCE"), Exit.REFUSED),
+        (refusal(401, "AUTHENTICATION_REQUIRED"), Exit.ACCESS),
+        (refusal(403, "PERMISSION_DENIED"), Exit.ACCESS),
+        (refusal(404, "JOB_NOT_FOUND"), Exit.NOT_FOUND),
+        (refusal(410, "LOG_CURSOR_EXPIRED"), Exit.NOT_FOUND),
+        (refusal(409, "JOB_REQUEST_CONFLICT"), Exit.CONFLICT),
+        (refusal(412, "PRECONDITION_FAILED"), Exit.CONFLICT),
+        (refusal(429, "RATE_LIMITED"), Exit.UNAVAILABLE),
+        (refusal(500, "INTERNAL_ERROR"), Exit.UNAVAILABLE),
+        (refusal(503, "EXECUTOR_UNAVAILABLE"), Exit.UNAVAILABLE),
+        (DROP, Exit.UNAVAILABLE),
+        (Reply(body=b"<html>"), Exit.FAILED),
+    ],
+)
+def test_every_kind_of_refusal_has_its_exit_status(run, fake, reply, status):
+    fake.routes[JOB] = reply
+    ran = run(*GET)
+    assert ran.status == status
+    assert ran.raw == b""
+    if isinstance(reply.body, dict):
+        assert reply.body["code"] in ran.err
+        assert "hint: Do better." in ran.err
+
+
+def test_every_fault_is_listed_with_its_path(run, fake):
+    faults = [
+        {"path": "trials[0].spec.image", "code": "INVALID_EXECUTION_CONFIG", "message": "no image"},
+        {"path": "trials[1].name", "code": "INVALID_TRIALS", "message": "twice\x1b[31m"},
+    ]
+    body = {
+        "code": "INVALID_TRIALS",
+        "message": "twice",
+        "hint": "h",
+        "errors": faults,
+        "errors_not_shown": 3,
+    }
+    fake.routes[JOB] = Reply(422, body)
+    ran = run(*GET)
+    assert "trials[0].spec.image: no image [INVALID_EXECUTION_CONFIG]" in ran.err
+    assert "trials[1].name: twice" in ran.err
+    assert "3 more" in ran.err
+    assert "\x1b" not in ran.err
+
+
+def test_a_program_reads_the_refusal_as_one_json_line_on_stderr(run, fake):
+    body = {"code": "JOB_REQUEST_CONFLICT", "message": "m", "hint": "h", "errors": [], "differences": ["x"]}
+    fake.routes[JOB] = Reply(409, body)
+    ran = run(*GET, "--json")
+    assert ran.raw == b""
+    found = json.loads(ran.err.splitlines()[-1])
+    assert (found["code"], found["status"], found["differences"]) == ("JOB_REQUEST_CONFLICT", 409, ["x"])
+
+
+def test_an_unknown_runner_names_the_nearest_ones(run, fake):
+    fake.routes |= {
+        "POST /v1/jobs": refusal(404, "RUNNER_NOT_FOUND"),
+        "GET /v1/runners": Reply(
+            body=documents.page(
+                {"name": "envloop/bash", "revision": "0" * 40, "selector": "envloop/bash@main"}
+            )
+        ),
+    }
+    ran = run("job", "submit", "--runner", "envlop/bash@main")
+    assert ran.status == Exit.NOT_FOUND
+    assert "did you mean envloop/bash@main?" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["jbo", "list"], "did you mean `job`?"),
+        (["job", "sumbit"], "did you mean `submit`"),
+        (["zzz"], "known: job, trial"),
+        (["job", "get", "x", "--jsno"], "--json"),
+        (["job", "get"], "JOB_ID"),
+    ],
+)
+def test_a_mistyped_command_exits_2_and_says_what_was_meant(run, quiet, arguments, said):
+    ran = run(*arguments)
+    assert ran.status == Exit.USAGE
+    assert said in ran.err
+
+
+def test_without_any_server_the_command_says_what_to_set(run, quiet):
+    ran = run(*GET)
+    assert ran.status == Exit.USAGE
+    assert "TRAINSHED_URL" in ran.err
+
+
+def test_no_key_is_ever_shown(run, fake, monkeypatch):
+    monkeypatch.setenv("TRAINSHED_API_KEY", "canary-key")
+    fake.routes[JOB] = refusal(401, "AUTHENTICATION_REQUIRED")
+    for arguments in (GET, ("status",), ("status", "--json"), ("whoami",)):
+        ran = run(*arguments)
+        assert "canary" not in ran.out + ran.err
+
+
+def test_an_interrupt_exits_130(run, fake):
+    def interrupt(_):
+        import _thread
+
+        _thread.interrupt_main()
+        return Reply(body=documents.job("running"))
+
+    fake.routes[JOB] = interrupt
+    ran = run("job", "wait", documents.JOB_ID)
+    assert ran.status == Exit.INTERRUPTED
+
+
+def test_every_exit_status_has_a_meaning():
+    assert set(MEANINGS) == set(Exit)
