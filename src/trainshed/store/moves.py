@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,11 +85,8 @@ def refresh_jobs(connection: Connection, job_ids: Iterable[str], *, at: float) -
         select(trials.c.job_id, trials.c.state).where(trials.c.job_id.in_(wanted)).distinct(),
     ):
         states.setdefault(job_id, set()).add(State(state))
-    stops = dict(
-        connection.execute(select(jobs.c.id, jobs.c.stop_accepted_at).where(jobs.c.id.in_(wanted)))
-        .tuples()
-        .all(),
-    )
+    accepted = select(jobs.c.id, jobs.c.stop_accepted_at).where(jobs.c.id.in_(wanted))
+    stops = {row.id: row.stop_accepted_at for row in connection.execute(accepted)}
     rows = []
     for job_id in wanted:
         ended = states[job_id] <= TERMINAL
@@ -199,10 +197,12 @@ def open_attempt(
     )
 
 
-def start_attempt(connection: Connection, attempt_id: str, *, at: float, enforcement: str) -> None:
-    """Record that user code was started at ``at``."""
+def start_attempt(connection: Connection, attempt_id: str, at: float, enforcement: Mapping[str, str]) -> None:
+    """Record that user code was started at ``at``, and how its limits are enforced."""
     connection.execute(
-        update(attempts).where(attempts.c.id == attempt_id).values(started_at=at, enforcement=enforcement),
+        update(attempts)
+        .where(attempts.c.id == attempt_id)
+        .values(started_at=at, enforcement=json.dumps(dict(enforcement))),
     )
     connection.execute(update(replicas).where(replicas.c.attempt_id == attempt_id).values(started_at=at))
 
@@ -235,10 +235,14 @@ def set_allocation(
     allocation_id: str,
     state: AllocationState,
     values: Mapping[str, Any] | None = None,
-) -> None:
-    connection.execute(
-        update(allocations).where(allocations.c.id == allocation_id).values(state=state, **(values or {})),
+) -> bool:
+    """Change an Allocation; ``False``, and nothing changed, if it was released already."""
+    changed = connection.execute(
+        update(allocations)
+        .where(allocations.c.id == allocation_id, allocations.c.state != AllocationState.RELEASED)
+        .values(state=state, **(values or {})),
     )
+    return bool(changed.rowcount)
 
 
 def put_artifacts(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
