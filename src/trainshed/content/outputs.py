@@ -14,15 +14,16 @@ import os
 import re
 import stat
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from trainshed.content.blobs import BUFFER_BYTES, BlobError, BlobStore, StoreFull
-from trainshed.content.walk import Entry, Kind, UnreadableRoot, walk
+from trainshed.content.blobs import BUFFER_BYTES, Blob, BlobError, BlobStore, StoreFull
+from trainshed.content.walk import Entry, Kind, UnreadableRoot, open_below, walk
 from trainshed.model.globs import OutputPatterns
 from trainshed.model.runner_tree import CONTROL_CHARACTER
 
@@ -30,6 +31,8 @@ MAX_NAME_BYTES = 1024
 MAX_PROBLEMS = 200
 """Problems kept one by one; the rest is counted."""
 _TRIES = 3
+_STORING_THREADS = 4
+_IN_FLIGHT = 16
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
@@ -152,6 +155,18 @@ class _FileChanged(Exception):
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A file that a storing thread has."""
+
+    path: str
+    size: int
+    stored: Future[Blob]
+    tries: int
+    file: ExitStack
+    """Closes it."""
+
+
 @dataclass(slots=True)
 class _Collector:
     patterns: OutputPatterns
@@ -169,6 +184,10 @@ class _Collector:
     literals_left: dict[str, str] = field(default_factory=dict)
     links: Counter[tuple[int, int]] | None = None
     root: Path = Path()
+    # Storing waits for the disk most of the time; several files waiting together are synced together.
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_STORING_THREADS, "collect"))
+    pending: deque[_Pending] = field(default_factory=deque)
+    abandoned: bool = False
 
     def run(self, work: Path) -> Collection:
         self.root = work
@@ -177,9 +196,21 @@ class _Collector:
         self.ends_at = time.monotonic() + self.limits.deadline_seconds
         self.literals_left = dict.fromkeys(sorted(self.patterns.literals), "the program did not write it")
         try:
-            with closing(walk(work, self.patterns.may_match_below, self._count_entry)) as entries:
+            self._collect()
+        finally:
+            self.abandoned = True
+            self.pool.shutdown(cancel_futures=True)
+            for each in self.pending:
+                each.file.close()
+        return Collection(tuple(self.files), tuple(self.problems), self.not_shown)
+
+    def _collect(self) -> None:
+        try:
+            with closing(walk(self.root, self.patterns.may_match_below, self._count_entry)) as entries:
                 for entry in entries:
                     self._take(entry)
+            while self.pending:
+                self._finish_first()
         except _StopCollecting as stop:
             code, message, name = stop.problem
             self._problem(name or ".", code, message)
@@ -189,7 +220,10 @@ class _Collector:
         else:
             for name, reason in list(self.literals_left.items()):
                 self._problem(name, ProblemCode.MISSING, reason)
-        return Collection(tuple(self.files), tuple(self.problems), self.not_shown)
+        # After a stop: what was handed out before it still counts.
+        while self.pending:
+            with suppress(_StopCollecting):
+                self._finish_first()
 
     def _problem(self, name: str, code: ProblemCode, message: str) -> None:
         self.literals_left.pop(name, None)
@@ -206,7 +240,7 @@ class _Collector:
             raise _StopCollecting(ProblemCode.TOO_MANY, message)
 
     def _check_time(self) -> None:
-        if self.cancelled():
+        if self.abandoned or self.cancelled():
             raise CollectionCancelled
         if time.monotonic() > self.ends_at:
             message = (
@@ -239,19 +273,42 @@ class _Collector:
             self._problem(path, ProblemCode.BAD_NAME, fault)
         else:
             self._check_time()
-            if file := self._store(entry):
-                self.bytes_left -= file.size
-                self.literals_left.pop(path, None)
-                self.files.append(file)
-                self.on_file(file)
+            self._start(path, entry.open, _TRIES)
 
-    def _store(self, entry: Entry) -> CollectedFile | None:
-        path = entry.path
+    def _start(self, path: str, open_file: Callable[[], int], tries: int) -> None:
+        """Open a declared file, decide about it and hand it to a storing thread."""
         try:
-            for _ in range(_TRIES):
-                with suppress(_FileChanged), entry.opened() as fd:
-                    return self._store_open(path, fd)
+            fd = open_file()
         except OSError as error:
+            self._problem(path, *_open_problem(error))
+            return
+        with ExitStack() as file:
+            file.callback(os.close, fd)
+            try:
+                if source := self._judge(path, fd):
+                    stored = self.pool.submit(self.blobs.put, source, size=source.size)
+                    self.pending.append(_Pending(path, source.size, stored, tries, file.pop_all()))
+                    self.bytes_left -= source.size
+            except _FileChanged:
+                self._again(path, tries)
+            except OSError as error:
+                self._problem(path, *_open_problem(error))
+        while len(self.pending) > _IN_FLIGHT:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        """Wait for the file that was handed out first, so that files are reported in order."""
+        if self.cancelled():
+            raise CollectionCancelled
+        pending = self.pending.popleft()
+        path = pending.path
+        try:
+            blob = pending.stored.result()
+        except _FileChanged:
+            self.bytes_left += pending.size
+            self._again(path, pending.tries)
+        except OSError as error:
+            self.bytes_left += pending.size
             self._problem(path, *_open_problem(error))
         except StoreFull as error:
             message = f"the artifact store is full: {error}"
@@ -260,11 +317,22 @@ class _Collector:
             message = f"the artifact store failed: {error}"
             raise _StopCollecting(ProblemCode.STORE_FAILED, message, path) from error
         else:
+            self.literals_left.pop(path, None)
+            file = CollectedFile(path, blob.size, blob.sha256)
+            self.files.append(file)
+            self.on_file(file)
+        finally:
+            pending.file.close()
+
+    def _again(self, path: str, tries: int) -> None:
+        if tries > 1:
+            self._start(path, lambda: open_below(self.root, path), tries - 1)
+        else:
             message = f"it changed during each of {_TRIES} tries to read it"
             self._problem(path, ProblemCode.CHANGED, message)
-        return None
 
-    def _store_open(self, path: str, fd: int) -> CollectedFile | None:
+    def _judge(self, path: str, fd: int) -> _SteadyFile | None:
+        """The file to store, or ``None`` if it is none of the outputs or has a problem."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             self._problem(path, ProblemCode.NOT_A_FILE, "it is not a regular file")
@@ -278,18 +346,26 @@ class _Collector:
             if path in self.literals_left:
                 self.literals_left[path] = "it is the Runner's own file, unchanged"
             return None
+        return source if self._has_room(path, source.size) else None
+
+    def _has_room(self, path: str, size: int) -> bool:
+        # What is still being stored may yet fail and leave its place, so it is waited for first.
+        while self.pending and (size > self.bytes_left or self._files_reserved() >= self.limits.max_files):
+            self._finish_first()
         if len(self.files) >= self.limits.max_files:
             message = f"at most {self.limits.max_files} files are stored; this one and later ones are not"
             raise _StopCollecting(ProblemCode.TOO_MANY, message, path)
-        if status.st_size > self.bytes_left:
+        if size > self.bytes_left:
             message = (
-                f"its {status.st_size} bytes exceed the {self.bytes_left} left "
+                f"its {size} bytes exceed the {self.bytes_left} left "
                 f"of the {self.limits.max_bytes} a Trial may store"
             )
             self._problem(path, ProblemCode.TOO_LARGE, message)
-            return None
-        blob = self.blobs.put(source, size=status.st_size)
-        return CollectedFile(path, blob.size, blob.sha256)
+            return False
+        return True
+
+    def _files_reserved(self) -> int:
+        return len(self.files) + len(self.pending)
 
     def _is_unchanged(self, path: str, source: _SteadyFile) -> bool:
         size, sha256 = self.baseline.get(path, (-1, ""))

@@ -7,8 +7,7 @@ directory swapped during the walk leads out. Names come sorted: the same tree gi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -49,14 +48,23 @@ class Entry:
         """The entry's own status. Raises `OSError`."""
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
 
-    @contextmanager
-    def opened(self) -> Iterator[int]:
-        """The entry as an open file, which may be of any kind. Raises `OSError`."""
-        fd = os.open(self.name, _FILE_FLAGS, dir_fd=self.folder)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+    def open(self) -> int:
+        """Open the entry for reading, of whatever kind it is; the caller closes it. Raises `OSError`."""
+        return os.open(self.name, _FILE_FLAGS, dir_fd=self.folder)
+
+
+def open_below(root: Path, path: str) -> int:
+    """Open a file below ``root`` part by part, following no link; the caller closes it. Raises `OSError`."""
+    *folders, name = path.split("/")
+    here = os.open(root, _DIRECTORY_FLAGS)
+    try:
+        for folder in folders:
+            deeper = os.open(folder, _DIRECTORY_FLAGS, dir_fd=here)
+            os.close(here)
+            here = deeper
+        return os.open(name, _FILE_FLAGS, dir_fd=here)
+    finally:
+        os.close(here)
 
 
 class UnreadableRoot(Exception):
