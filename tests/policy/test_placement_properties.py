@@ -4,7 +4,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy.worlds import World, arrivals, classes, held, limits, nodes, started
+from policy.worlds import World, arrivals, classes, held, limits, node, nodes, started
 
 from trainshed.policy import Cluster, PassRules, ProjectLimits, Queue, WaitCode, place, rank
 
@@ -57,6 +57,15 @@ def test_P11_the_first_in_line_starts_by_the_time_it_was_promised(fleet, trials)
     world = World(fleet).run(trials)
     for trial_id, promised in world.promises.items():
         assert world.starts[trial_id] <= promised, f"{trial_id} was overtaken"
+
+
+@some
+@given(arrivals(projects=("p",), gpu_types=("H100",)), st.integers(1, 12), st.none() | st.integers(1, 4))
+def test_P11_the_first_of_a_project_at_its_limit_starts_when_it_was_told(trials, gpus, own):
+    ample = [node("a", 256, cpus=10_000, memory_mb=10_000)]
+    world = World(ample, {"p": ProjectLimits(max_gpus=gpus, max_active_trials=own)}).run(trials)
+    for trial_id, expected in world.expected.items():
+        assert world.starts[trial_id] <= expected, f"{trial_id} was overtaken"
 
 
 @some

@@ -65,8 +65,8 @@ class Gate:
             reason = WaitReason(WaitCode.PROJECT_TRIAL_LIMIT, have=int(self._max_trials))
         elif cost > self._left:
             reason = WaitReason(WaitCode.PROJECT_BUDGET, have=int(self._left))
-        if reason is None:
-            return None
+        if reason is None or self._promises:
+            return reason
         # Nobody can say how much of the budget comes back, and when.
         at = inf if reason.code is WaitCode.PROJECT_BUDGET else self._earliest(gpus)
         self.reserve(trial_id, key, at)
