@@ -161,7 +161,9 @@ def test_a_node_that_nobody_expects_back_is_reserved_last_and_never_filled_past_
 
 
 def test_P11_a_node_that_is_overdue_does_not_keep_the_reservation_for_ever():
-    waiting = queue(("big", kind(2)),)
+    waiting = queue(
+        ("big", kind(2)),
+    )
     busy = [held("late", "a", [0], NOW - 10), held("x", "b", [0, 1], NOW + 500)]
     nodes = [node("a", 2), node("b", 2)]
     assert decide(nodes, waiting, busy).reservations[0].node == "a"
@@ -179,16 +181,16 @@ def test_every_group_of_gpus_has_its_own_first_in_line():
 
 def test_a_project_at_its_gpu_limit_does_not_hold_up_others():
     waiting = queue(("mine", kind(2)), ("theirs", kind(2, project="q")))
-    decision = decide(
-        [node("a", 8)], waiting, [held("x", "a", [0], 90.0)], projects=limited(max_gpus=2)
-    )
+    decision = decide([node("a", 8)], waiting, [held("x", "a", [0], 90.0)], projects=limited(max_gpus=2))
     assert started(decision) == ["theirs"]
     reason = decision.reason(kind(2))
     assert (reason.code, reason.have, reason.until) == (WaitCode.PROJECT_GPU_LIMIT, 1, 90.0)
 
 
 def test_a_project_at_its_trial_limit_waits():
-    decision = decide([node("a", 8)], queue(("t", kind())), [held("x")], projects=limited(max_active_trials=1))
+    decision = decide(
+        [node("a", 8)], queue(("t", kind())), [held("x")], projects=limited(max_active_trials=1)
+    )
     assert decision.reason(kind()).code is WaitCode.PROJECT_TRIAL_LIMIT
 
 

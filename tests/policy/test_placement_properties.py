@@ -8,7 +8,13 @@ from policy.worlds import World, arrivals, classes, held, limits, node, nodes, s
 
 from trainshed.policy import Cluster, PassRules, ProjectLimits, Queue, WaitCode, place, rank
 
-HARDWARE = {WaitCode.GPUS_BUSY, WaitCode.CPU_BUSY, WaitCode.MEMORY_BUSY, WaitCode.DISK_BUSY, WaitCode.SHM_BUSY}
+HARDWARE = {
+    WaitCode.GPUS_BUSY,
+    WaitCode.CPU_BUSY,
+    WaitCode.MEMORY_BUSY,
+    WaitCode.DISK_BUSY,
+    WaitCode.SHM_BUSY,
+}
 slots = st.none() | st.integers(1, 4)
 some = settings(max_examples=150, deadline=None)
 
@@ -147,7 +153,9 @@ def test_the_same_snapshot_gives_the_same_decision_however_it_came_about(fleet, 
         world.start(placed)
     kept = list(world.cluster)
     shuffle.shuffle(kept)
-    entries = [(trial_id, line.key, place_) for line in world.queue.lines() for place_, trial_id in line.entries]
+    entries = [
+        (trial_id, line.key, place_) for line in world.queue.lines() for place_, trial_id in line.entries
+    ]
     shuffle.shuffle(entries)
     rebuilt = Queue()
     for trial_id, key, place_ in entries:
@@ -155,9 +163,7 @@ def test_the_same_snapshot_gives_the_same_decision_however_it_came_about(fleet, 
     again = list(fleet)
     random.Random(0).shuffle(again)
     now = world.now + 1
-    assert place(Cluster(again, kept), rebuilt, {}, now=now) == place(
-        world.cluster, world.queue, {}, now=now
-    )
+    assert place(Cluster(again, kept), rebuilt, {}, now=now) == place(world.cluster, world.queue, {}, now=now)
 
 
 @some

@@ -17,7 +17,7 @@ from trainshed.policy.placement import Decision
 from trainshed.policy.waiting import Queue, TrialClass
 from trainshed.policy.words import WaitCode, WaitReason, iso, sentence
 
-MAX_CLASSES = 2000
+MAX_CLASSES = 500
 """So many classes have their own reason in the document; later ones get the general one."""
 _VERSION = 1
 
@@ -79,6 +79,8 @@ def make_board(decision: Decision, forecast: Forecast, queue: Queue) -> Board:
         reason = decision.reason(line.key)
         if reason is not None:
             classes[line.key.token] = reason
+    # A class that is not listed came after the pass, or there are too many to list.
+    usual = WaitCode.NEXT_TURN if len(queue.heads) <= MAX_CLASSES else WaitCode.GPUS_BUSY
     counts: dict[int, int] = {}
     backlogs: dict[str, list[tuple[int, int, int]]] = {}
     for line in queue.lines():
@@ -98,7 +100,7 @@ def make_board(decision: Decision, forecast: Forecast, queue: Queue) -> Board:
         at=decision.at,
         waiting=len(queue),
         classes=classes,
-        rest=decision.rest or WaitReason(WaitCode.NEXT_TURN),
+        rest=decision.rest or WaitReason(usual),
         pools=pools,
         starts={
             trial_id: (place, forecast.starts.get(trial_id))
@@ -134,10 +136,8 @@ def answer(
         start = _extrapolated(board, key, place)
     elif position is not None:
         place = position
-    if reason.never or reason.code is WaitCode.NO_NODE:
+    if reason.never or reason.code in {WaitCode.NO_NODE, WaitCode.PROJECT_BUDGET}:
         start = None
-    if start is None and reason.until is not None and board.starts.get(trial_id) and place == 1:
-        start = reason.until
     message, unblock = sentence(key, reason, board.pools.get(key.gpu_type))
     return WaitAnswer(
         code=reason.code,
