@@ -32,7 +32,8 @@ HEAVY = {
 
 
 def loaded_by(*arguments):
-    code = f"import sys; from trainshed.cli.main import main; main({list(arguments)!r}); print(*sys.modules, file=sys.stderr)"
+    run = f"from trainshed.cli.main import main; main({list(arguments)!r})"
+    code = f"import sys; {run}; print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stderr.split())
 
@@ -45,7 +46,8 @@ def test_help_imports_nothing_heavy(arguments):
 
 
 def test_importing_the_package_imports_nothing_and_offers_the_client():
-    code = "import sys, trainshed; assert not any(m.startswith('trainshed.') for m in sys.modules); trainshed.Client"
+    check = "assert not any(name.startswith('trainshed.') for name in sys.modules)"
+    code = f"import sys, trainshed; {check}; trainshed.Client"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

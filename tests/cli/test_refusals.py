@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 
 import pytest
@@ -118,8 +119,6 @@ def test_no_key_is_ever_shown(run, fake, monkeypatch):
 
 def test_an_interrupt_exits_130(run, fake):
     def interrupt(_):
-        import _thread
-
         _thread.interrupt_main()
         return Reply(body=documents.job("running"))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shlex
+import sys
 
 import pytest
 
@@ -39,10 +42,10 @@ def sent(fake):
 
 
 def test_E32_E34_the_published_example_sends_exactly_this(run, accepting):
-    arguments = (
-        "job submit --type train --runner a/b@main --trials 2 --gpu-type H100 --gpu 4 --docker repo/img:1 --cpu 8 "
-        "--memory 64Gi --disk 100Gi --shm-size 16Gi --timeout-seconds 600 --request-id r-1"
-    ).split()
+    arguments = shlex.split(
+        "job submit --type train --runner a/b@main --trials 2 --gpu-type H100 --gpu 4 --docker repo/img:1 "
+        "--cpu 8 --memory 64Gi --disk 100Gi --shm-size 16Gi --timeout-seconds 600 --request-id r-1"
+    )
     ran = run(*arguments, "--command", "python train.py")
     spec = {
         "runner": "a/b@main",
@@ -122,9 +125,6 @@ def test_E16_the_single_form_is_overridden_too(run, accepting, tmp_path):
 
 
 def test_a_file_is_read_from_stdin_and_keeps_its_own_type(run, accepting, monkeypatch):
-    import io
-    import sys
-
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"type": "agent", "request_id": "r"}')))
     run("job", "submit", "--spec", "-")
     assert sent(accepting) == {"type": "agent", "request_id": "r"}

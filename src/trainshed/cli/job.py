@@ -11,14 +11,16 @@ from trainshed.cli.exits import Exit
 from trainshed.cli.follow import log_options, print_log, show_log
 from trainshed.cli.lazy import Group
 from trainshed.cli.logs import LogStyle
+from trainshed.cli.output import Sentence
 from trainshed.cli.runner import suggestions
-from trainshed.cli.session import Session, interactive, json_option
+from trainshed.cli.session import Session, interactive, json_option, quiet_option
 from trainshed.cli.submission import MAX_TRIALS, SIZE, Options, from_file, from_options, read_file
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client, Job
 
 POSITIVE = click.IntRange(min=1)
+_ID = Sentence(lambda document: str(document["job_id"]))
 
 
 @click.group(cls=Group)
@@ -44,6 +46,7 @@ def job() -> None:
 @click.option("--wait", is_flag=True, help="Wait for the end; exit 1 unless the Job completed.")
 @click.option("--follow", is_flag=True, help="Print the log until its end, then as --wait.")
 @click.option("--wait-timeout", type=click.FloatRange(min=0), help="Seconds to wait at most (exit 8).")
+@quiet_option
 @json_option
 @click.pass_context
 def submit(
@@ -56,6 +59,7 @@ def submit(
     wait: bool,
     follow: bool,
     wait_timeout: float | None,
+    quiet: bool,
     **given: Any,
 ) -> None:
     """Submit one Job of one or more Trials.
@@ -73,11 +77,12 @@ def submit(
         raise click.UsageError("give --runner NAMESPACE/NAME@REVISION or --spec FILE")
     else:
         request = from_options(options, trials or 1)
+    shown = [_ID] if quiet else [views.JOB, views.TRIALS_OF_JOB]
     with session.client() as client:
         with suggestions(session, client, _runner_named(request)):
             found = client.training_jobs.submit(request, make_request_id=False)
         if not wait and not follow:
-            session.show(found.raw, views.JOB, views.TRIALS_OF_JOB)
+            session.show(found.raw, *shown)
             session.note(f"\nFollow it with `{session.program} job log {found.job_id} --follow`.")
             return
         session.note(f"{found.job_id} accepted ({len(found.trials)} Trials)")
@@ -85,7 +90,7 @@ def submit(
             style = LogStyle(names=len(found.trials) > 1, all_to_stderr=session.json)
             print_log(session, client.jobs.follow(found.job_id), style)
         ended = wait_for(session, client, found, wait_timeout)
-        session.show(client.jobs.result(ended.job_id).raw, views.JOB, views.TRIALS_OF_JOB)
+        session.show(client.jobs.result(ended.job_id).raw, *shown)
     context.exit(Exit.OK if ended.succeeded else Exit.FAILED)
 
 
@@ -104,13 +109,23 @@ def get_(session: Session, job_id: str) -> None:
 @click.option("--status", metavar="WORD", help="Only Jobs with this status.")
 @click.option("--limit", type=int, default=25, show_default=True, help="Jobs per page, 1 to 100.")
 @click.option("--cursor", help="Go on after an earlier page.")
+@quiet_option
 @json_option
 @click.pass_obj
-def list_(session: Session, *, type_: str | None, status: str | None, limit: int, cursor: str | None) -> None:
+def list_(
+    session: Session,
+    *,
+    type_: str | None,
+    status: str | None,
+    limit: int,
+    cursor: str | None,
+    quiet: bool,
+) -> None:
     """List Jobs, newest first."""
     with session.client() as client:
         page = client.jobs.list(type=type_, status=status, limit=limit, cursor=cursor)
-    session.show(page.raw, views.JOBS, *([views.more(page.raw)] if page.next_cursor else []))
+    shown = [views.ids("job_id")] if quiet else [views.JOBS, *views.more(page.raw)]
+    session.show(page.raw, *shown)
 
 
 @job.command()
@@ -164,7 +179,7 @@ def events(session: Session, job_id: str, *, limit: int, cursor: str | None) -> 
     """List what happened to a Job and its Trials, and why."""
     with session.client() as client:
         page = client.jobs.events(job_id, limit=limit, cursor=cursor)
-    session.show(page.raw, views.EVENTS, *([views.more(page.raw)] if page.next_cursor else []))
+    session.show(page.raw, views.EVENTS, *views.more(page.raw))
 
 
 @job.command("wait")

@@ -74,7 +74,8 @@ class HumanOutput:
                 sys.stdout.write("\n")
             match view:
                 case Sentence(text):
-                    sys.stdout.write(plain(text(document)) + "\n")
+                    if found := text(document):
+                        sys.stdout.write(plain(found) + "\n")
                 case Fields(fields):
                     _draw_fields(document, fields)
                 case Table(columns, empty, rows):

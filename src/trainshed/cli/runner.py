@@ -73,7 +73,7 @@ def list_(session: Session, *, limit: int, cursor: str | None) -> None:
     """List the Revisions that your key may read, newest first."""
     with session.client() as client:
         page = client.runners.list(limit=limit, cursor=cursor)
-    session.show(page.raw, RUNNERS, *([views.more(page.raw)] if page.next_cursor else []))
+    session.show(page.raw, RUNNERS, *views.more(page.raw))
 
 
 @runner.command("get")

@@ -59,6 +59,9 @@ def serve(
 
     Prints one line with its URL once it answers and runs until SIGTERM or Ctrl-C; Jobs go on meanwhile and
     the next server finds them again. The first start writes an owner key to DIR/owner.key.
+
+    Exits 0 after a clean end, 2 for unusable settings, 3 for an unusable data folder, 4 if another server
+    uses it, 5 if it cannot listen, 6 if the database does not answer or is newer than this program.
     """
     from trainshed.sdk.home import find_home  # noqa: PLC0415 - `--help` must not pay for it
     from trainshed.server import run  # noqa: PLC0415 - as above

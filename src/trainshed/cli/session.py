@@ -98,6 +98,11 @@ def json_option(command: F) -> F:
     )(command)
 
 
+def quiet_option(command: F) -> F:
+    """``--quiet`` on a command whose ids a script goes on with."""
+    return click.option("--quiet", "-q", is_flag=True, help="Print ids only, one a line.")(command)
+
+
 def interactive() -> bool:
     """Whether a person watches stderr, so that progress may be drawn there."""
     return sys.stderr.isatty()

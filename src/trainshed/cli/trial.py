@@ -13,7 +13,7 @@ from trainshed.cli.downloads import fetch, outcome
 from trainshed.cli.exits import Exit
 from trainshed.cli.follow import log_options, show_log
 from trainshed.cli.lazy import Group
-from trainshed.cli.session import Session, json_option
+from trainshed.cli.session import Session, json_option, quiet_option
 
 
 @click.group(cls=Group)
@@ -27,6 +27,7 @@ def trial() -> None:
 @click.option("--status", metavar="WORD", help="Only Trials with this status.")
 @click.option("--limit", type=int, default=25, show_default=True, help="Trials per page, 1 to 100.")
 @click.option("--cursor", help="Go on after an earlier page.")
+@quiet_option
 @json_option
 @click.pass_obj
 def list_(
@@ -37,11 +38,13 @@ def list_(
     status: str | None,
     limit: int,
     cursor: str | None,
+    quiet: bool,
 ) -> None:
     """List Trials, newest first."""
     with session.client() as client:
         page = client.trials.list(type=type_, job_id=job_id, status=status, limit=limit, cursor=cursor)
-    session.show(page.raw, views.TRIALS, *([views.more(page.raw)] if page.next_cursor else []))
+    shown = [views.ids("trial_id")] if quiet else [views.TRIALS, *views.more(page.raw)]
+    session.show(page.raw, *shown)
 
 
 @trial.command("get")
@@ -87,7 +90,7 @@ def artifacts(session: Session, trial_id: str, *, limit: int, cursor: str | None
     """List what a Trial produced under its Runner's declared outputs."""
     with session.client() as client:
         page = client.trials.artifacts(trial_id, limit=limit, cursor=cursor)
-    session.show(page.raw, views.ARTIFACTS, *([views.more(page.raw)] if page.next_cursor else []))
+    session.show(page.raw, views.ARTIFACTS, *views.more(page.raw))
 
 
 @trial.command()

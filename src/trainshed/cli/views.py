@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainshed.cli.output import Fields, Sentence, Table, size
+from trainshed.cli.output import Fields, Pick, Sentence, Table, pick, size
 
 Document = Mapping[str, Any]
 
@@ -135,6 +135,12 @@ ARTIFACTS = Table(
 )
 
 
-def more(page: Document) -> Sentence:
+def ids(key: str, rows: Pick = "items") -> Sentence:
+    """The ids alone, one a line: for scripts."""
+    return Sentence(lambda document: "\n".join(str(row[key]) for row in pick(document, rows)))
+
+
+def more(page: Document) -> list[Sentence]:
     """How to get the next page, where there is one."""
-    return Sentence(lambda _: f"There are more: add `--cursor {page['next_cursor']}`.")
+    cursor = page.get("next_cursor")
+    return [Sentence(lambda _: f"There are more: add `--cursor {cursor}`.")] if cursor else []

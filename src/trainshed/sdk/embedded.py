@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainshed.sdk.errors import ConfigurationError, ServerStartFailed, TrainshedError, WaitTimeout
-from trainshed.sdk.home import Home, private_folder, read_private
+from trainshed.sdk.home import Home, private_folder, read_private, write_file
 
 SERVER_FILE = "server.json"
 OWNER_KEY_FILE = "owner.key"
@@ -30,6 +30,9 @@ _POLL_SECONDS = 0.02
 _CLOCK_SLACK_SECONDS = 2.0
 """The creation time of a process is derived from the boot time, which may move by a second."""
 _LOG_TAIL_BYTES = 4096
+EXIT_IN_USE = 4
+"""How ``trainshed serve`` exits where another server uses its data folder."""
+_IN_USE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,6 @@ class RunningServer:
     started_at: float
     """Unix seconds of the announcement."""
     data_dir: Path
-    version: str
 
     def alive(self) -> bool:
         import psutil  # noqa: PLC0415 - only a client of an embedded server needs it
@@ -52,6 +54,18 @@ class RunningServer:
             return older and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
+
+
+def announce(data_dir: Path, url: str) -> None:
+    """Write ``server.json`` for the calling process. Called by a server once it answers requests."""
+    write_file(data_dir / SERVER_FILE, {"url": url, "pid": os.getpid(), "started_at": time.time()})
+
+
+def withdraw(data_dir: Path) -> None:
+    """Remove the calling process's own announcement, before it stops answering."""
+    server = read_announcement(data_dir)
+    if server is not None and server.pid == os.getpid():
+        (data_dir / SERVER_FILE).unlink(missing_ok=True)
 
 
 def read_announcement(data_dir: Path) -> RunningServer | None:
@@ -65,7 +79,6 @@ def read_announcement(data_dir: Path) -> RunningServer | None:
             pid=int(document["pid"]),
             started_at=float(document["started_at"]),
             data_dir=data_dir,
-            version=str(document.get("version", "")),
         )
     except (KeyError, TypeError, ValueError):
         return None
@@ -106,9 +119,17 @@ def ensure(home: Home) -> RunningServer:
     if server := find(home):
         return server
     with _lock(home):
-        if server := find(home):
-            return server
-        return launch(home.server_data, home.server_log)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            if server := find(home):
+                return server
+            try:
+                return launch(home.server_data, home.server_log)
+            except ServerStartFailed as error:
+                # An earlier server has withdrawn its announcement and is still ending.
+                if error.status != EXIT_IN_USE or time.monotonic() > deadline:
+                    raise
+                time.sleep(_IN_USE_SECONDS)
 
 
 def launch(
@@ -147,6 +168,7 @@ def launch(
     raise ServerStartFailed(
         f"{said}; the end of its log:\n{tail}" if tail else f"{said} and wrote no log",
         hint=f"The whole log is in {log}.",
+        status=process.returncode,
     )
 
 

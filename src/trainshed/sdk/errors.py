@@ -82,6 +82,11 @@ class ServerStartFailed(ConnectionFailed):
 
     again = False
 
+    def __init__(self, message: str, *, hint: str = "", status: int | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        """How its process exited; ``None`` if it had to be ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldFault:

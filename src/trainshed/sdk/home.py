@@ -99,6 +99,11 @@ def read_private(path: Path) -> dict[str, Any] | None:
 def write_private(path: Path, document: Mapping[str, Any]) -> None:
     """Replace ``path`` in one step by a file of mode 0600 in a folder of mode 0700."""
     private_folder(path.parent)
+    write_file(path, document)
+
+
+def write_file(path: Path, document: Mapping[str, Any]) -> None:
+    """Replace ``path`` in one step by a file of mode 0600, whatever the folder it lies in."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     part.unlink(missing_ok=True)
