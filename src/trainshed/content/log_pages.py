@@ -1,0 +1,314 @@
+"""One log out of many: the platform's records of a Job and the output of its Trials, merged by time.
+
+Inside each source the order is kept as it was written; between sources the times decide. A `Cursor` holds the
+place in every source, so nothing is lost or repeated between two pages, whatever arrives meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from trainshed.content.logs import START, LogReader, Position, Record
+from trainshed.engines.contract import LogFiles
+from trainshed.jobkit import frames
+
+MAX_PAGE_BYTES = 2 << 20
+"""Program bytes on one page; a page holds at least one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemRecord:
+    """What the platform did, in a sentence."""
+
+    id: int
+    at_ns: int
+    content: str
+    level: str
+    code: str
+    phase: str | None
+    trial_id: str | None
+    trial_name: str | None
+
+    @property
+    def size(self) -> int:
+        """What it counts on a page, in bytes."""
+        return len(self.content)
+
+    @property
+    def is_gap(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The log of one Attempt of a Trial."""
+
+    key: str
+    """Names it in record ids and cursors; unique in the Job."""
+    trial_id: str
+    trial_name: str
+    files: LogFiles
+    started: bool
+    """User code was started, so there must be a file."""
+    ended: bool
+    """Nothing will be appended any more."""
+    deleted: bool = False
+    """Retention has removed it."""
+    dropped_bytes: int = 0
+    """How many bytes were not kept in all, where that is known already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in one output, and how many bytes are missing before it."""
+
+    position: Position = START
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The place in every source: the newest system record delivered, and each output's next record."""
+
+    system: int = 0
+    outputs: Mapping[str, Place] = field(default_factory=lambda: MappingProxyType({}))
+
+    def after(self, item: Item) -> Cursor:
+        """This cursor moved past ``item``."""
+        if isinstance(item, SystemRecord):
+            return replace(self, system=item.id)
+        return replace(self, outputs=MappingProxyType({**self.outputs, item.output.key: item.place}))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRecord:
+    """A record of a Trial's output."""
+
+    output: Output
+    record: Record
+    place: Place
+    """Just behind it."""
+
+    @property
+    def at_ns(self) -> int:
+        return self.record.time_ns
+
+    @property
+    def size(self) -> int:
+        """What it counts on a page, in bytes."""
+        return len(self.record.data)
+
+    @property
+    def is_gap(self) -> bool:
+        """It says that bytes are missing here; it is the platform's record, not the program's."""
+        return self.record.stream == frames.GAP
+
+
+Item = SystemRecord | OutputRecord
+ReadSystem = Callable[[int, int], Sequence[SystemRecord]]
+"""``(after, limit)`` -> system records past the id ``after``, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """What can be said of one output: how far its collection is and what is missing."""
+
+    output: Output
+    status: str
+    """``collecting``, ``complete``, ``partial`` or ``unavailable``."""
+    dropped_bytes: int = 0
+    missing_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some records, the place behind them and what is known of the sources."""
+
+    items: Sequence[Item]
+    cursor: Cursor
+    has_more: bool
+    """More records can be read now."""
+    delivered: bool
+    """All outputs have ended and every record of them is on this page or before it."""
+    sources: Sequence[SourceState]
+
+    @property
+    def status(self) -> str:
+        """One word for all outputs."""
+        words = {source.status for source in self.sources if source.output.started}
+        if "collecting" in {source.status for source in self.sources}:
+            return "collecting"
+        if words == {"unavailable"}:
+            return "unavailable"
+        return "complete" if words <= {"complete"} else "partial"
+
+    @property
+    def dropped_bytes(self) -> int:
+        return sum(source.dropped_bytes for source in self.sources)
+
+    @property
+    def missing_reason(self) -> str | None:
+        reasons = [
+            f"{source.output.trial_name}: {source.missing_reason}"
+            for source in self.sources
+            if source.missing_reason
+        ]
+        return "; ".join(reasons) or None
+
+
+class CursorExpired(Exception):
+    """The cursor points into a log that retention has removed."""
+
+
+def forward(
+    outputs: Sequence[Output],
+    read_system: ReadSystem | None,
+    cursor: Cursor,
+    *,
+    limit: int,
+    max_bytes: int = MAX_PAGE_BYTES,
+) -> Page:
+    """Up to ``limit`` records from ``cursor`` on; ``read_system`` is ``None`` where system records are not asked for.
+
+    Raises `CursorExpired`.
+    """
+    for output in outputs:
+        if output.deleted and cursor.outputs.get(output.key, Place()).position != START:
+            raise CursorExpired(output.trial_name)
+    places = dict(cursor.outputs)
+    newest_system = cursor.system
+    items: list[Item] = []
+    size = 0
+    with _opened(outputs) as readers:
+        streams: list[Iterator[Item]] = [
+            _output_items(output, reader, places.get(output.key, Place())) for output, reader in readers
+        ]
+        if read_system is not None:
+            streams.append(iter(read_system(cursor.system, limit + 1)))
+        heap: list[tuple[int, int, Item]] = []
+
+        def advance(number: int) -> None:
+            item = next(streams[number], None)
+            if item is not None:
+                heapq.heappush(heap, (item.at_ns, number, item))
+            elif number < len(readers):
+                output, reader = readers[number]
+                dropped = places.get(output.key, Place()).dropped
+                places[output.key] = Place(reader.reached, dropped)
+
+        for number in range(len(streams)):
+            advance(number)
+        while heap:
+            _, number, item = heap[0]
+            if len(items) >= limit or (items and size + item.size > max_bytes):
+                break
+            heapq.heappop(heap)
+            if isinstance(item, SystemRecord):
+                newest_system = item.id
+            else:
+                places[item.output.key] = item.place
+            if read_system is not None or not item.is_gap:
+                items.append(item)
+                size += item.size
+            advance(number)
+        return _page(readers, outputs, items, Cursor(newest_system, places), has_more=bool(heap))
+
+
+def tail(
+    outputs: Sequence[Output],
+    system: Sequence[SystemRecord] | None,
+    *,
+    count: int,
+    max_bytes: int = MAX_PAGE_BYTES,
+) -> Page:
+    """The last ``count`` records; the cursor is behind all of them.
+
+    ``system`` holds the newest system records, in order; ``None`` where they are not asked for.
+    """
+    places: dict[str, Place] = {}
+    with _opened(outputs) as readers:
+        streams: list[Sequence[Item]] = [system or ()]
+        for output, reader in readers:
+            records = reader.tail(count, max_bytes)
+            gaps = sum(record.dropped for record in records)
+            place = Place(reader.reached, max(gaps, output.dropped_bytes))
+            places[output.key] = place
+            streams.append(
+                [
+                    OutputRecord(output, record, place)
+                    for record in records
+                    if system is not None or record.stream != frames.GAP
+                ]
+            )
+        merged = list(heapq.merge(*streams, key=lambda item: item.at_ns))
+        kept: list[Item] = []
+        size = 0
+        for item in reversed(merged[-count:]):
+            size += item.size
+            if kept and size > max_bytes:
+                break
+            kept.append(item)
+        cursor = Cursor(system[-1].id if system else 0, places)
+        return _page(readers, outputs, kept[::-1], cursor, has_more=False)
+
+
+_Readers = Sequence[tuple[Output, LogReader]]
+
+
+@contextlib.contextmanager
+def _opened(outputs: Sequence[Output]) -> Iterator[_Readers]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            (output, stack.enter_context(LogReader(output.files))) for output in outputs if not output.deleted
+        ]
+
+
+def _output_items(output: Output, reader: LogReader, place: Place) -> Iterator[OutputRecord]:
+    dropped = place.dropped
+    for record in reader.records(place.position):
+        dropped += record.dropped
+        yield OutputRecord(output, record, Place(record.next, dropped))
+
+
+def _page(
+    readers: _Readers, outputs: Sequence[Output], items: Sequence[Item], cursor: Cursor, *, has_more: bool
+) -> Page:
+    states = {
+        output.key: _state(output, reader, cursor.outputs.get(output.key, Place()), has_more=has_more)
+        for output, reader in readers
+    }
+    for output in outputs:
+        if output.deleted:
+            states[output.key] = SourceState(
+                output, "unavailable", output.dropped_bytes, "the output was deleted by log retention"
+            )
+    return Page(
+        items=items,
+        cursor=cursor,
+        has_more=has_more,
+        delivered=not has_more and all(output.ended for output in outputs),
+        sources=[states[output.key] for output in outputs],
+    )
+
+
+def _state(output: Output, reader: LogReader, place: Place, *, has_more: bool) -> SourceState:
+    """What is missing of an output, as far as this page's reader can tell."""
+    dropped = max(place.dropped, output.dropped_bytes)
+    if not output.ended:
+        return SourceState(output, "collecting", dropped)
+    if not output.started and not reader.exists:
+        return SourceState(output, "complete", dropped)
+    if not reader.exists:
+        return SourceState(output, "unavailable", dropped, "the file with its output is gone")
+    read_whole = not has_more
+    if not (reader.ended if read_whole else reader.has_end()):
+        return SourceState(
+            output, "partial", dropped, "the end of its output was lost; what is shown is the beginning"
+        )
+    if dropped:
+        return SourceState(output, "partial", dropped, f"{dropped} bytes of its output were not kept")
+    return SourceState(output, "complete", dropped)

@@ -1,0 +1,220 @@
+"""Settings of a server: defaults, then a TOML file, then command line options; all faults at once.
+
+``docs/operations.md`` lists every setting; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from trainshed.policy.effective import ServerPolicy
+from trainshed.server.limits import Action, Rate
+from trainshed.server.services import BodyLimits
+
+
+def _setting(default: Any, about: str, *, least: float = -math.inf, most: float = math.inf) -> Any:
+    return field(default=default, metadata={"about": about, "least": least, "most": most})
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """``[http]``."""
+
+    max_submission_bytes: int = _setting(8 << 20, "Largest body of a submission.", least=1024)
+    max_blob_bytes: int = _setting(64 << 20, "Largest uploaded blob.", least=1024)
+    max_revision_bytes: int = _setting(32 << 20, "Largest body that publishes a Revision.", least=1024)
+    shutdown_seconds: float = _setting(
+        10.0, "How long requests may still run after SIGTERM.", least=0, most=600
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RateSettings:
+    """``[rates]``: requests a second of one key; twice as many may come at once."""
+
+    reads: float = _setting(1000.0, "Reads a second of one key.", least=0.1)
+    writes: float = _setting(1000.0, "Changes a second of one key, submissions not counted.", least=0.1)
+    submissions: float = _setting(1000.0, "Submissions a second of one key.", least=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSettings:
+    """``[access]``."""
+
+    run_grants_stop: bool = _setting(True, "A new key with `training.run` also gets `training.stop`.")  # noqa: FBT003 - the default of a setting
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """``[logs]``."""
+
+    retention_days: float = _setting(90.0, "Days after its end at which a Trial's log is deleted.", least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSettings:
+    """``[trials]``: what a Trial gets where neither request nor Runner says, and bounds for all."""
+
+    cpus: int = _setting(1, "CPU cores.", least=1)
+    memory_mb: int = _setting(1024, "Memory in MiB.", least=1)
+    storage_mb: int = _setting(1024, "Disk in MiB.", least=1)
+    shm_mb: int = _setting(64, "Shared memory in MiB.", least=1)
+    gpus: int | None = _setting(None, "GPUs; unset, such a request is refused.", least=1)
+    gpu_type: str | None = _setting(None, "GPU model; unset, the only model of the fleet.")
+    timeout_seconds: int = _setting(3600, "Run time.", least=1)
+    max_timeout_seconds: int = _setting(7 * 86_400, "Longest run time that may be asked for.", least=1)
+    stop_grace_seconds: float = _setting(10.0, "Between asking a program to end and killing it.", least=0)
+    collect_seconds: int = _setting(300, "How long outputs are collected after a stop.", least=1)
+    collect_bytes: int = _setting(10 << 30, "How many bytes of outputs are collected after a stop.", least=0)
+    max_active_trials: int | None = _setting(None, "Trials that run at one instant, all projects.", least=1)
+    wait_for_nodes: bool = _setting(False, "Accept Trials while there is no node at all.")  # noqa: FBT003 - the default of a setting
+    priority_worth_seconds: int = _setting(
+        86_400, "How many seconds of waiting a step of priority is worth.", least=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings that a file can hold."""
+
+    http: HttpSettings = field(default_factory=HttpSettings)
+    rates: RateSettings = field(default_factory=RateSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
+    trials: TrialSettings = field(default_factory=TrialSettings)
+
+    @property
+    def bodies(self) -> BodyLimits:
+        return BodyLimits(
+            submission=self.http.max_submission_bytes,
+            revision=self.http.max_revision_bytes,
+            blob=self.http.max_blob_bytes,
+        )
+
+    @property
+    def limits(self) -> dict[Action, Rate]:
+        return {
+            action: Rate(per_second, max(1.0, 2 * per_second))
+            for action, per_second in (
+                (Action.READ, self.rates.reads),
+                (Action.WRITE, self.rates.writes),
+                (Action.SUBMIT, self.rates.submissions),
+            )
+        }
+
+    @property
+    def policy(self) -> ServerPolicy:
+        return ServerPolicy(**{each.name: getattr(self.trials, each.name) for each in fields(self.trials)})
+
+
+class ConfigFaults(Exception):
+    """The settings cannot be used; one line for each fault."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self.faults = faults
+        super().__init__("\n".join(faults))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting, for the documentation."""
+
+    key: str
+    kind: str
+    default: Any
+    about: str
+
+
+def load(path: Path | None) -> Config:
+    """The settings of a file, defaults for the rest. Raises `ConfigFaults` with everything that is wrong."""
+    if path is None:
+        return Config()
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigFaults([f"{path}: {error.strerror}"]) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigFaults([f"{path}: {error}"]) from error
+    return parse(document)
+
+
+def parse(document: Mapping[str, Any]) -> Config:
+    """Settings from plain values; raises `ConfigFaults`."""
+    faults: list[str] = []
+    sections = {section.name: section for section in fields(Config)}
+    _unknown("", document, sections, faults)
+    found: dict[str, Any] = {}
+    for name, section in sections.items():
+        table = document.get(name, {})
+        if not isinstance(table, dict):
+            faults.append(f"{name}: must be a table, as in [{name}]")
+            continue
+        found[name] = _section(name, _kind_of(section), table, faults)
+    if not faults:
+        config = Config(**found)
+        if config.trials.timeout_seconds <= config.trials.max_timeout_seconds:
+            return config
+        faults.append("trials.timeout_seconds: is above trials.max_timeout_seconds")
+    raise ConfigFaults(faults)
+
+
+def settings() -> Iterator[Setting]:
+    """Every setting there is, in order."""
+    for section in fields(Config):
+        kind = _kind_of(section)
+        hints = get_type_hints(kind)
+        for each in fields(kind):
+            words = "/".join(option.__name__ for option in _options(hints[each.name]))
+            yield Setting(f"{section.name}.{each.name}", words, each.default, each.metadata["about"])
+
+
+def _section(name: str, kind: type, table: Mapping[str, Any], faults: list[str]) -> Any:
+    known = {each.name: each for each in fields(kind)}
+    _unknown(f"{name}.", table, known, faults)
+    hints = get_type_hints(kind)
+    values = {}
+    for key in table.keys() & known.keys():
+        fault = _fault(table[key], _options(hints[key]), known[key].metadata)
+        if fault:
+            faults.append(f"{name}.{key}: {fault}")
+        else:
+            values[key] = float(table[key]) if _options(hints[key]) == (float,) else table[key]
+    return kind(**values)
+
+
+def _fault(value: Any, options: tuple[type, ...], rule: Mapping[str, Any]) -> str | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = type(value) in options or (float in options and number)
+    if not fits:
+        words = " or ".join(_WORDS[option] for option in options)
+        return f"must be {words}, not {value!r}"
+    if number and not (math.isfinite(value) and rule["least"] <= value <= rule["most"]):
+        most = "" if math.isinf(rule["most"]) else f" to {rule['most']:g}"
+        return f"must be from {rule['least']:g}{most}{' or more' if not most else ''}, not {value}"
+    return None
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _unknown(prefix: str, table: Mapping[str, Any], known: Mapping[str, Any], faults: list[str]) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean `{prefix}{near[0]}`?" if near else f"known here: {', '.join(known)}"
+            faults.append(f"{prefix}{key}: unknown setting; {hint}")
+
+
+def _options(hint: Any) -> tuple[type, ...]:
+    return tuple(option for option in get_args(hint) or (hint,) if option is not type(None))
+
+
+def _kind_of(section: Field[Any]) -> type:
+    assert section.default_factory is not MISSING  # noqa: S101 - every section of Config has one
+    return type(section.default_factory())

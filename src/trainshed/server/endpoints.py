@@ -1,0 +1,231 @@
+"""Declaring operations: what a handler may assume, and what the OpenAPI document says of it, in one place.
+
+A handler is a plain function ``handler(call, **path parameters)``. It runs in a worker thread, after the rate
+limit, with the whole body read, the key checked and the permission proved; it answers a shape, a `Reply` or a
+Starlette response, and raises `Refusal`. FastAPI routes and documents; it validates nothing, so that every
+refusal keeps the one error shape.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+from fastapi import FastAPI, Path
+from pydantic import BaseModel, BeforeValidator
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trainshed.model.access import WORKSPACE_ID, KeyKind, Permission, Principal
+from trainshed.model.errors import Refusal
+from trainshed.model.submission import decode_json
+from trainshed.server import auth, documents
+from trainshed.server.documents import Param
+from trainshed.server.errors import error_response
+from trainshed.server.limits import read_body
+from trainshed.server.services import Services
+
+NOBODY = Principal("", "", KeyKind.SERVICE, frozenset())
+"""Who calls a public operation."""
+
+
+_PATH: Mapping[str, tuple[str, str]] = {
+    "job_id": ("The Job's id.", "job_01KB7Q3V9E8Z6R5T4W3X2Y1M0N"),
+    "trial_id": ("The Trial's id.", "trial_01KB7Q3V9E8Z6R5T4W3X2Y1M0P"),
+    "artifact_id": ("The Artifact's id.", "art_01KB7Q3V9E8Z6R5T4W3X2Y1M0Q"),
+    "key_id": ("The key's id.", "key_01KB7Q3V9E8Z6R5T4W3X2Y1M0R"),
+    "namespace": ("The Runner's namespace.", "envloop"),
+    "name": ("The name, inside the namespace where there is one.", "bash"),
+    "revision": ("A full commit; for reading also a branch or a tag.", "main"),
+    "path": ("The file's path inside the Runner.", "main.sh"),
+    "sha256": ("The SHA-256 of the bytes: 64 lower-case hex digits.", "0" * 64),
+    "workspace": ("The workspace's id.", WORKSPACE_ID),
+    "project": ("The project's id.", "default"),
+    "user": ("The member's name.", "ada"),
+}
+"""What path parameters of these names mean, and an example of each."""
+
+
+def _path_parameter(name: str) -> inspect.Parameter:
+    """Ids arrive percent-encoded (contract E b0) and are decoded exactly once, here."""
+    description, example = _PATH[name]
+    kind: Any = Annotated[str, BeforeValidator(unquote), Path(description=description, examples=[example])]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request that may be carried out."""
+
+    services: Services
+    request: Request
+    principal: Principal
+    body: bytes = b""
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return self.request.query_params
+
+    @property
+    def project(self) -> str:
+        return self.principal.project_id
+
+    @property
+    def head(self) -> bool:
+        """Whether only the answer's headers are wanted."""
+        return bool(self.request.scope.get("trainshed.head"))
+
+    @property
+    def now(self) -> float:
+        return self.services.clock()
+
+    def json(self) -> Any:
+        """The decoded body; raises `Refusal` ``INVALID_REQUEST``."""
+        return decode_json(self.body)
+
+    def object(self) -> dict[str, Any]:
+        """The decoded body, which must be an object; raises `Refusal` ``INVALID_REQUEST``."""
+        value = self.json()
+        if not isinstance(value, dict):
+            raise Refusal.of("INVALID_REQUEST", "the body must be a JSON object")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with another status than 200, or with headers."""
+
+    shape: BaseModel
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[..., Any]
+Endpoint = Callable[..., Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is declared of one operation."""
+
+    summary: str
+    answer: Any = None
+    """The shape of a successful answer; ``None`` for bytes or text."""
+    any_of: Collection[Permission] = ()
+    """The key must hold one of these."""
+    refuses: Collection[str] = ()
+    """Codes besides those that every operation of its kind may answer."""
+    params: Collection[Param] = ()
+    takes: Any = None
+    """The shape of the JSON body; several alternatives as a union."""
+    takes_bytes: bool = False
+    max_body: Callable[[Services], int] | None = None
+    """The largest body in bytes; ``None``: a body is not read."""
+    answers: Mapping[int, str] = field(default_factory=lambda: {200: "Done."})
+    """Statuses of success, all with the same shape, and what each means."""
+    plain_answers: Mapping[int, str] = field(default_factory=dict)
+    """Further statuses that come without a body."""
+    content: str = "application/json"
+    public: bool = False
+    examples: Mapping[str, Any] = field(default_factory=dict)
+    description: str = ""
+
+
+class Routes:
+    """The operations of one resource; `mount` serves them below a prefix, several times if wanted."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._declared: list[tuple[str, str, Endpoint, Operation]] = []
+
+    def get(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        return self._declare("GET", path, operation)
+
+    def post(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        return self._declare("POST", path, operation)
+
+    def put(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        return self._declare("PUT", path, operation)
+
+    def patch(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        return self._declare("PATCH", path, operation)
+
+    def delete(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        return self._declare("DELETE", path, operation)
+
+    def mount(self, app: FastAPI, prefix: str) -> None:
+        for method, path, endpoint, operation in self._declared:
+            app.add_api_route(
+                prefix + path,
+                endpoint,
+                methods=[method],
+                response_model=None,
+                summary=operation.summary,
+                description=operation.description or inspect.getdoc(endpoint) or operation.summary,
+                openapi_extra=documents.route_extra(operation),
+                tags=[self._tag],
+            )
+
+    def _declare(self, method: str, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        def declare(handler: Handler) -> Handler:
+            self._declared.append((method, path, _endpoint(handler, operation), operation))
+            return handler
+
+        return declare
+
+
+def _endpoint(handler: Handler, operation: Operation) -> Endpoint:
+    """The ASGI side of a handler: body, key and permission in front of it, one error shape around it."""
+    asynchronous = inspect.iscoroutinefunction(handler)
+
+    async def endpoint(request: Request, **path: str) -> Response:
+        services: Services = request.app.state.services
+        try:
+            call = Call(services, request, NOBODY)
+            if operation.max_body is not None:
+                declared = request.headers.get("content-length")
+                call.body = await read_body(request.receive, declared, operation.max_body(services))
+            if asynchronous:
+                await run_in_threadpool(_admit, call, operation)
+                return _response(await handler(call, **path))
+            return await run_in_threadpool(_carry_out, handler, call, operation, path)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets the one error shape
+            return error_response(error, request.scope["trainshed.request_id"])
+        finally:
+            if call.principal is not NOBODY and (hashed := auth.presented_key(request.headers)):
+                services.limiter.proved(hashed)
+
+    # FastAPI learns the path parameters from the signature; the handler's own begins with the call.
+    names = list(inspect.signature(handler).parameters)[1:]
+    request = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
+    parameters = [request, *map(_path_parameter, names)]
+    endpoint.__name__ = handler.__name__
+    endpoint.__doc__ = handler.__doc__
+    endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by FastAPI
+    endpoint.operation = operation  # type: ignore[attr-defined]  # read by documents.build
+    return endpoint
+
+
+def _admit(call: Call, operation: Operation) -> None:
+    if not operation.public:
+        call.principal = auth.authenticate(call.services.database, call.request.headers, at=call.now)
+        auth.require(call.principal, operation.any_of)
+
+
+def _carry_out(handler: Handler, call: Call, operation: Operation, path: Mapping[str, str]) -> Response:
+    _admit(call, operation)
+    return _response(handler(call, **path))
+
+
+def _response(answer: Any) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    status, headers = 200, {}
+    if isinstance(answer, Reply):
+        status, headers, answer = answer.status, dict(answer.headers), answer.shape
+    content = type(answer).__pydantic_serializer__.to_json(answer)
+    return Response(content, status, headers, "application/json")

@@ -1,0 +1,51 @@
+"""Every refusal and failure as one JSON shape (`trainshed.model.errors.Refusal.body`)."""
+
+from __future__ import annotations
+
+import structlog
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from trainshed.content.blobs import StoreFull, StoreUnavailable
+from trainshed.model.errors import Refusal
+from trainshed.store.database import DatabaseFull, DatabaseUnavailable
+
+log = structlog.get_logger("trainshed.http")
+
+
+def refusal_response(refusal: Refusal, request_id: str) -> Response:
+    """The answer for a refusal."""
+    headers = {}
+    if refusal.retry_after is not None:
+        headers["Retry-After"] = str(refusal.retry_after)
+    if refusal.code == "AUTHENTICATION_REQUIRED":
+        headers["WWW-Authenticate"] = "Bearer"
+    if refusal.code == "REQUEST_TOO_LARGE":
+        headers["Connection"] = "close"
+    body = to_json({**refusal.body(), "request_id": request_id})
+    return Response(body, refusal.status, headers, "application/json")
+
+
+def refusal_of(error: Exception, request_id: str) -> Refusal:
+    """What the caller is told of an error: refusals as they are, outages by name, anything else as ours."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, DatabaseFull):
+        log.warning("database full", request_id=request_id, reason=str(error))
+        return Refusal.of("STORAGE_FULL", "the disk under the server's database is full")
+    if isinstance(error, DatabaseUnavailable):
+        log.warning("database unavailable", request_id=request_id, reason=str(error))
+        return Refusal.of("DATABASE_UNAVAILABLE", "the database did not answer")
+    if isinstance(error, StoreFull):
+        log.warning("storage full", request_id=request_id, reason=str(error))
+        return Refusal.of("STORAGE_FULL", "the disk under the server's data folder is full")
+    if isinstance(error, StoreUnavailable):
+        log.warning("storage unavailable", request_id=request_id, reason=str(error))
+        return Refusal.of("STORAGE_UNAVAILABLE", "the server's data folder cannot be used")
+    log.error("unhandled error", request_id=request_id, exc_info=error)
+    return Refusal.of("INTERNAL_ERROR", f"the server failed on this request ({request_id})")
+
+
+def error_response(error: Exception, request_id: str) -> Response:
+    """The answer for any exception."""
+    return refusal_response(refusal_of(error, request_id), request_id)

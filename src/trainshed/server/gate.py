@@ -1,0 +1,104 @@
+"""What every request passes first: a name, the spelling of its path, the rate limit, the clock."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from secrets import token_hex
+from urllib.parse import quote, unquote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainshed.server.auth import presented_key
+from trainshed.server.errors import error_response, refusal_response
+from trainshed.server.limits import Action, RateLimiter, rate_limited
+from trainshed.server.metrics import HttpMetrics
+
+_UNLIMITED = frozenset({"/healthz", "/readyz", "/metrics"})
+_SUBMIT_PATHS = frozenset({"/v1/job", "/v1/jobs"})
+_STREAM_SUFFIX = "/stream"
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, limiter: RateLimiter, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._limiter = limiter
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = f"req_{token_hex(8)}"
+        scope["trainshed.request_id"] = request_id
+        scope["path"] = canonical_path(scope)
+        scope["trainshed.head"] = head = self._head_becomes_get(scope)
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                if "cache-control" not in headers:
+                    headers["Cache-Control"] = "no-store"
+            elif head:
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            action = _action(scope)
+            wait = 0.0
+            if scope["path"] not in _UNLIMITED:
+                address = scope["client"][0] if scope.get("client") else ""
+                wait = self._limiter.take(presented_key(Headers(scope=scope)), address, action)
+            if wait:
+                self._metrics.limited(action)
+                await refusal_response(rate_limited(action, wait), request_id)(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
+        except Exception as error:
+            if status:
+                raise
+            await error_response(error, request_id)(scope, receive, answer)
+        finally:
+            route = scope.get("route")
+            template = getattr(route, "path", "unknown")
+            self._metrics.observe(
+                scope["method"],
+                template,
+                status or HTTPStatus.INTERNAL_SERVER_ERROR,
+                time.perf_counter() - started,
+            )
+
+    @staticmethod
+    def _head_becomes_get(scope: Scope) -> bool:
+        if scope["method"] != "HEAD" or scope["path"].endswith(_STREAM_SUFFIX):
+            return False
+        scope["method"] = "GET"
+        return True
+
+
+def canonical_path(scope: Scope) -> str:
+    """The path to route by: without ``/api``, each segment in the one canonical percent-encoding.
+
+    An encoded slash stays inside its segment; `endpoints.path_id` decodes what a handler gets.
+    """
+    raw = scope.get("raw_path")
+    path = raw.decode("latin-1").partition("?")[0] if raw else quote(scope["path"])
+    if "%" in path:
+        path = "/".join(quote(unquote(segment), safe="") for segment in path.split("/"))
+    return path[4:] if path.startswith("/api/v1/") else path
+
+
+def _action(scope: Scope) -> Action:
+    if scope["method"] in {"GET", "HEAD", "OPTIONS"}:
+        return Action.READ
+    if scope["method"] == "POST" and scope["path"] in _SUBMIT_PATHS:
+        return Action.SUBMIT
+    return Action.WRITE

@@ -1,0 +1,288 @@
+"""The log of a Job over HTTP: what is asked for, where the sources are, and pages in contract E b5's words."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainshed.content.log_pages import (
+    Cursor,
+    CursorExpired,
+    Item,
+    Output,
+    OutputRecord,
+    Page,
+    Place,
+    SystemRecord,
+    forward,
+    tail,
+)
+from trainshed.content.logs import Position
+from trainshed.jobkit.frames import STREAM_NAMES
+from trainshed.model.errors import Refusal
+from trainshed.model.states import TERMINAL, State
+from trainshed.server.cursors import CursorFault, CursorSeal
+from trainshed.server.follow import RECHECK_SECONDS, Follower
+from trainshed.server.pages import bounded_number
+from trainshed.server.services import Services
+from trainshed.server.shapes.common import iso
+from trainshed.store import events
+from trainshed.store import jobs as store
+from trainshed.store.records import Attempt, Event, Trial, decoded
+
+SOURCES = ("all", "system", "runtime")
+DEFAULT_LIMIT = 200
+MAX_LIMIT = 1000
+MAX_WAIT_SECONDS = 30
+_FIRST_STAT_SECONDS = 0.01
+_LAST_STAT_SECONDS = 0.1
+_NANOSECONDS = 1_000_000_000
+_WARNINGS = frozenset({"CANCELLED", "STOP_ACCEPTED", "START_RETRY", "LEAKED"})
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """What a caller wants to read."""
+
+    source: str
+    limit: int
+    tail: int | None
+    cursor: Cursor | None
+    wait: int
+    trial: str | None
+
+    @classmethod
+    def parse(cls, query: Mapping[str, str], seal: CursorSeal, job_id: str) -> LogQuery:
+        """Raises `Refusal` ``INVALID_LOG_SOURCE``, ``INVALID_LOG_QUERY`` or ``LOG_CURSOR_INVALID``."""
+        source = query.get("source", "all")
+        if source not in SOURCES:
+            raise Refusal.of("INVALID_LOG_SOURCE", f"`source` is one of {', '.join(SOURCES)}", path="source")
+        code = "INVALID_LOG_QUERY"
+        limit = bounded_number(query, "limit", 1, MAX_LIMIT, code)
+        last = bounded_number(query, "tail", 1, MAX_LIMIT, code)
+        wait = bounded_number(query, "wait", 0, MAX_WAIT_SECONDS, code)
+        text = query.get("cursor")
+        if last is not None and text is not None:
+            raise Refusal.of(code, "`tail` and `cursor` exclude each other", path="tail")
+        cursor = None if text is None else open_log_cursor(seal, job_id, text)
+        return cls(source, limit or DEFAULT_LIMIT, last, cursor, wait or 0, query.get("trial"))
+
+
+def open_log_cursor(seal: CursorSeal, job_id: str, text: str) -> Cursor:
+    """Raises `Refusal` ``LOG_CURSOR_INVALID``."""
+    try:
+        value = seal.open(f"logs:{job_id}", text)
+    except CursorFault as fault:
+        raise Refusal.of("LOG_CURSOR_INVALID", f"`cursor` is {fault}", path="cursor") from None
+    places = {
+        key: Place(Position(frame, inside), dropped) for key, (frame, inside, dropped) in value[1].items()
+    }
+    return Cursor(value[0], places)
+
+
+def seal_log_cursor(seal: CursorSeal, job_id: str, cursor: Cursor) -> str:
+    places = {key: [*place.position, place.dropped] for key, place in cursor.outputs.items()}
+    return seal.seal(f"logs:{job_id}", [cursor.system, places])
+
+
+class JobLog:
+    """One reader of one Job's log. Not thread-safe; its methods but ``changed`` block."""
+
+    def __init__(self, services: Services, project: str, job_id: str, query: LogQuery) -> None:
+        self._services = services
+        self._project = project
+        self._job_id = job_id
+        self._query = query
+        self._names: dict[str, str] = {}
+        self._trial_id: str | None = None
+        self._outputs: list[Output] = []
+        self._job_ended = False
+        self._new_rows = True
+        self._sizes: tuple[int, ...] = ()
+        self._looked_at = 0.0
+
+    def refresh(self) -> None:
+        """Read where the sources are and what has ended. Raises `Refusal` for an unknown Job or Trial."""
+        with self._services.database.read() as connection:
+            store.get_job(connection, self._project, self._job_id)
+            trials = store.trials_of(connection, [self._job_id])[self._job_id]
+            attempts = store.attempts_of(connection, [trial.id for trial in trials])
+        self._job_ended = all(trial.state in TERMINAL for trial in trials)
+        self._names = {trial.id: trial.name for trial in trials}
+        if (wanted := self._query.trial) is not None:
+            trials = [trial for trial in trials if wanted in {trial.id, trial.name}]
+            if not trials:
+                raise Refusal.of("TRIAL_NOT_FOUND", f"the Job has no Trial `{wanted[:80]}`", path="trial")
+            self._trial_id = trials[0].id
+        self._outputs = [self._output(trial, attempt) for trial in trials for attempt in attempts[trial.id]]
+        self._new_rows = True
+
+    def page(self, cursor: Cursor | None) -> Page:
+        """The next page from ``cursor`` on; without one, from the first record or the tail that is asked for.
+
+        Raises `Refusal` ``LOG_CURSOR_EXPIRED``, ``LOG_STORAGE_UNAVAILABLE``.
+        """
+        self._sizes = self._stat()
+        outputs = [] if self._query.source == "system" else self._outputs
+        try:
+            if cursor is None and self._query.tail is not None:
+                page = tail(outputs, self._newest_system(self._query.tail), count=self._query.tail)
+            else:
+                read = None if self._query.source == "runtime" else self._read_system
+                page = forward(outputs, read, cursor or Cursor(), limit=self._query.limit)
+        except CursorExpired as expired:
+            raise Refusal.of(
+                "LOG_CURSOR_EXPIRED", f"the output of `{expired}` was deleted by retention", path="cursor"
+            ) from None
+        except OSError as error:
+            raise Refusal.of("LOG_STORAGE_UNAVAILABLE", f"cannot read the log: {error.strerror}") from error
+        self._new_rows = page.has_more
+        return page
+
+    def eof(self, page: Page) -> bool:
+        """Whether everything there will ever be was delivered."""
+        return self._job_ended and page.delivered
+
+    async def changed(self, follower: Follower, seconds: float) -> None:
+        """Wait until a file has grown or rows may have changed, at most ``seconds``; then rows are re-read.
+
+        Files are looked at with ``stat``; the database only after a commit that concerns the Job, or when it
+        was not looked at for `RECHECK_SECONDS`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        self._looked_at = self._looked_at or loop.time()
+        pause = _FIRST_STAT_SECONDS
+        while (left := deadline - loop.time()) > 0 and not self._services.watch.stopping:
+            announced = await follower.wait(min(pause, left))
+            if announced or loop.time() - self._looked_at >= RECHECK_SECONDS:
+                self._looked_at = loop.time()
+                await asyncio.to_thread(self.refresh)
+                return
+            if self._stat() != self._sizes:
+                return
+            pause = min(pause * 1.5, _LAST_STAT_SECONDS)
+
+    def document(self, page: Page) -> dict[str, Any]:
+        """The page as JSON values."""
+        eof = self.eof(page)
+        sources = [
+            {
+                "name": state.output.trial_name,
+                "trial_id": state.output.trial_id,
+                "collection_status": state.status,
+                "truncated": state.dropped_bytes > 0,
+                "dropped_bytes": state.dropped_bytes,
+                "missing_reason": state.missing_reason,
+            }
+            for state in page.sources
+        ]
+        return {
+            "items": [item_document(item) for item in page.items],
+            "next_cursor": seal_log_cursor(self._services.seal, self._job_id, page.cursor),
+            "has_more": page.has_more,
+            "eof": eof,
+            "collection_status": page.status if self._job_ended else "collecting",
+            "truncated": page.dropped_bytes > 0,
+            "dropped_bytes": page.dropped_bytes,
+            "missing_reason": page.missing_reason,
+            "sources": sources,
+        }
+
+    def _output(self, trial: Trial, attempt: Attempt) -> Output:
+        usage = decoded(attempt.usage) or {}
+        suffix = f".{attempt.number}" if attempt.number > 1 else ""
+        return Output(
+            key=f"{trial.position}{suffix}",
+            trial_id=trial.id,
+            trial_name=trial.name,
+            files=self._services.log_files(attempt.id),
+            started=attempt.started_at is not None,
+            ended=attempt.ended_at is not None or trial.state in TERMINAL,
+            deleted=attempt.log_deleted_at is not None,
+            dropped_bytes=int(usage.get("dropped_log_bytes", 0)),
+        )
+
+    def _stat(self) -> tuple[int, ...]:
+        sizes = []
+        for output in self._outputs:
+            try:
+                sizes.append(output.files.frames.stat().st_size)
+            except OSError:
+                sizes.append(-1)
+        return tuple(sizes)
+
+    def _read_system(self, after: int, limit: int) -> Sequence[SystemRecord]:
+        if not self._new_rows:
+            return ()
+        with self._services.database.read() as connection:
+            rows = events.of_job(connection, self._job_id, after=after, limit=limit, trial_id=self._trial_id)
+        return [self._system_record(row) for row in rows]
+
+    def _newest_system(self, count: int) -> Sequence[SystemRecord] | None:
+        if self._query.source == "runtime":
+            return None
+        with self._services.database.read() as connection:
+            rows = events.newest_of_job(connection, self._job_id, limit=count, trial_id=self._trial_id)
+        return [self._system_record(row) for row in reversed(rows)]
+
+    def _system_record(self, row: Event) -> SystemRecord:
+        failed = row.after == State.FAILED
+        return SystemRecord(
+            id=row.id,
+            at_ns=int(row.at * _NANOSECONDS),
+            content=row.message,
+            level="error" if failed else "warning" if row.code in _WARNINGS else "info",
+            code=row.code,
+            phase=row.after,
+            trial_id=row.trial_id,
+            trial_name=self._names.get(row.trial_id or ""),
+        )
+
+
+def item_document(item: Item) -> dict[str, Any]:
+    """One record as JSON values; keys without a value are left out."""
+    if isinstance(item, SystemRecord):
+        document = {
+            "id": f"s-{item.id}",
+            "content": item.content,
+            "at": iso(item.at_ns / _NANOSECONDS),
+            "source": "system",
+            "level": item.level,
+            "code": item.code,
+            "phase": item.phase,
+            "trial_id": item.trial_id,
+            "trial_name": item.trial_name,
+        }
+        return {key: value for key, value in document.items() if value is not None}
+    return _output_document(item)
+
+
+def _output_document(item: OutputRecord) -> dict[str, Any]:
+    record, output = item.record, item.output
+    document: dict[str, Any] = {
+        "id": f"{output.key}-{record.position.frame}-{record.position.inside}",
+        "at": iso(record.time_ns / _NANOSECONDS),
+        "trial_id": output.trial_id,
+        "trial_name": output.trial_name,
+    }
+    if item.is_gap:
+        said = f"{record.dropped} bytes of output are missing here: they could not be kept."
+        return document | {
+            "source": "system",
+            "level": "warning",
+            "code": "OUTPUT_DROPPED",
+            "content": said,
+        }
+    document |= {"source": "runtime", "stream": STREAM_NAMES[record.stream]}
+    try:
+        document["content"] = record.data.decode()
+    except UnicodeDecodeError:
+        document["content"] = record.data.decode(errors="replace")
+        document["content_base64"] = base64.b64encode(record.data).decode()
+    if record.partial:
+        document["partial"] = True
+    return document

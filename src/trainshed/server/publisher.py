@@ -1,0 +1,141 @@
+"""Publishing one Runner Revision: verify, claim the name, store once, move the ref. Used over HTTP and for the
+Runners that this program ships.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainshed.content.blobs import BlobStore
+from trainshed.content.runner_revision import (
+    BlobsMissing,
+    RevisionMismatch,
+    RevisionRefused,
+    VerifiedRevision,
+    verify_revision,
+)
+from trainshed.model.access import Principal, Visibility
+from trainshed.model.errors import Refusal
+from trainshed.model.publication import PUBLICATION_KEYS, Publication
+from trainshed.model.selectors import FULL_COMMIT, revision_fault
+from trainshed.server.bodies import Body
+from trainshed.store import runners
+from trainshed.store.database import Connection, Database
+from trainshed.store.records import Revision, Runner
+
+_FURTHER_KEYS = ("source_ref", "visibility", "dirty")
+_SHOWN_MISSING = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A Revision that is readable now."""
+
+    runner: Runner
+    revision: Revision
+    created: bool
+    """It was not published before."""
+
+
+def publish(
+    database: Database,
+    blobs: BlobStore,
+    principal: Principal,
+    name: str,
+    document: Mapping[str, Any],
+    *,
+    at: float,
+) -> Published:
+    """Publish ``document`` (see `Publication`, with ``source_ref`` and ``visibility``) as a Revision of ``name``.
+
+    Publishing a commit again is fine and changes at most the ref and a withdrawal. Raises `Refusal`
+    ``INVALID_RUNNER``, ``BLOB_NOT_FOUND``, ``RUNNER_HASH_MISMATCH``, ``NAMESPACE_TAKEN``.
+    """
+    body = Body(document, code="INVALID_RUNNER")
+    body.known([*sorted(PUBLICATION_KEYS), *_FURTHER_KEYS])
+    ref = body.text("source_ref")
+    if ref is not None and (fault := revision_fault(ref)):
+        body.fault("source_ref", fault)
+    if ref is not None and FULL_COMMIT.fullmatch(ref):
+        body.fault("source_ref", "a full commit is a Revision, not a ref that could move")
+    word = body.word("visibility", [str(v) for v in Visibility])
+    body.boolean("dirty")
+    body.finish()
+    verified = _verify(document, blobs)
+    if verified.definition.name not in {None, name}:
+        raise Refusal.of(
+            "INVALID_RUNNER",
+            f"its definition names it `{verified.definition.name}`, not `{name}`",
+            path="name",
+        )
+
+    visibility = None if word is None else Visibility(word)
+    return store_revision(database, principal, name, verified, ref=ref, visibility=visibility, at=at)
+
+
+def store_revision(
+    database: Database,
+    principal: Principal,
+    name: str,
+    verified: VerifiedRevision,
+    *,
+    ref: str | None,
+    visibility: Visibility | None,
+    at: float,
+) -> Published:
+    """Make a verified Revision readable under ``name``; repeatable. Raises as `publish` does."""
+
+    def store(connection: Connection) -> Published:
+        runner = runners.claim(connection, principal, name, visibility or Visibility.PROJECT, at=at)
+        if visibility is not None and visibility != runner.visibility:
+            runners.set_visibility(connection, name, visibility, [])
+        there = runners.find_revision(connection, name, verified.commit)
+        if there is not None and there.snapshot_sha256 != verified.snapshot_sha256:
+            raise Refusal.of(
+                "RUNNER_HASH_MISMATCH",
+                f"commit {verified.commit} was published with other files ({there.snapshot_sha256})",
+                path="files",
+            )
+        if there is None:
+            revision = runners.insert_revision(connection, _row(name, verified, ref, principal, at))
+        else:
+            runners.restore_revision(connection, there)
+            revision = there
+        if ref is not None:
+            runners.move_ref(connection, name, ref, verified.commit, at=at)
+        found = runners.find_runner(connection, name)
+        assert found is not None  # noqa: S101 - claimed above in the same transaction
+        return Published(found, revision, created=there is None)
+
+    return database.write(store)
+
+
+def _verify(document: Mapping[str, Any], blobs: BlobStore) -> VerifiedRevision:
+    try:
+        return verify_revision(Publication.from_document(document), blobs)
+    except RevisionRefused as refused:
+        raise Refusal(refused.faults) from None
+    except RevisionMismatch as mismatch:
+        raise Refusal.of("RUNNER_HASH_MISMATCH", str(mismatch)) from None
+    except BlobsMissing as missing:
+        raise Refusal.of(
+            "BLOB_NOT_FOUND", str(missing), path="files", missing=list(missing.missing[:_SHOWN_MISSING])
+        ) from None
+
+
+def _row(
+    name: str, verified: VerifiedRevision, ref: str | None, principal: Principal, at: float
+) -> dict[str, Any]:
+    return {
+        "runner": name,
+        "revision": verified.commit,
+        "snapshot_sha256": verified.snapshot_sha256,
+        "manifest": verified.manifest.decode(),
+        "definition": json.dumps(dict(verified.definition.raw), sort_keys=True),
+        "source_ref": ref,
+        "published_at": at,
+        "published_by": principal.actor,
+    }

@@ -1,0 +1,101 @@
+"""Artifacts: listing and downloading declared outputs (contract E b6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from trainshed.content.blobs import BlobNotFound, BlobStore
+from trainshed.model.errors import Refusal
+from trainshed.server.documents import CURSOR, LIMIT, Param
+from trainshed.server.endpoints import Call, Operation, Routes
+from trainshed.server.pages import MAX_PAGE, cut_page, open_cursor, page_limit
+from trainshed.server.ranges import download
+from trainshed.server.routes.jobs import READ
+from trainshed.server.shapes import jobs as shapes
+from trainshed.server.shapes.common import Page
+from trainshed.server.views import artifact_view
+from trainshed.store import jobs as store
+
+routes = Routes("artifacts")
+
+RANGE = Param("Range", {"type": "string"}, "One byte range, e.g. `bytes=0-1023`.", where="header")
+IF_NONE_MATCH = Param("If-None-Match", {"type": "string"}, "An ETag: 304 if it still holds.", where="header")
+CHUNK_BYTES = 1 << 20
+
+
+@routes.get(
+    "/{trial_id}/artifacts",
+    Operation(
+        "List a Trial's Artifacts",
+        answer=Page[shapes.Artifact],
+        any_of=READ,
+        params=(CURSOR, LIMIT),
+        refuses=("TRIAL_NOT_FOUND",),
+    ),
+)
+def list_artifacts(call: Call, trial_id: str) -> Page[shapes.Artifact]:
+    """Declared outputs with upload state, size and SHA-256, in the order they were collected (E73)."""
+    limit = page_limit(call.query, MAX_PAGE)
+    use = f"artifacts:{trial_id}"
+    after = open_cursor(call.services.seal, use, call.query)
+    with call.services.database.read() as connection:
+        store.get_trial(connection, call.project, trial_id)
+        rows = store.list_artifacts(connection, trial_id, after=after, limit=limit + 1)
+    return cut_page(
+        call.services.seal,
+        use,
+        rows,
+        limit,
+        key=lambda artifact: artifact.id,
+        show=lambda kept: [artifact_view(artifact) for artifact in kept],
+    )
+
+
+@routes.get(
+    "/{trial_id}/artifacts/{artifact_id}/content",
+    Operation(
+        "Download an Artifact",
+        any_of=READ,
+        params=(RANGE, IF_NONE_MATCH),
+        answers={
+            200: "The whole content; `ETag` is its SHA-256.",
+            206: "The range asked for.",
+        },
+        plain_answers={304: "The caller has it already.", 416: "The range lies outside the content."},
+        refuses=("TRIAL_NOT_FOUND", "ARTIFACT_NOT_FOUND", "ARTIFACT_NOT_READY", "STORAGE_UNAVAILABLE"),
+        content="application/octet-stream",
+    ),
+)
+def download_artifact(call: Call, trial_id: str, artifact_id: str) -> Response:
+    """The bytes, directly; one byte range may be asked for."""
+    with call.services.database.read() as connection:
+        store.get_trial(connection, call.project, trial_id)
+        artifact = store.get_artifact(connection, trial_id, artifact_id)
+    sha256 = artifact.sha256
+    if artifact.upload_state != "uploaded" or sha256 is None:
+        raise Refusal.of(
+            "ARTIFACT_NOT_READY", f"its upload_state is `{artifact.upload_state}`", path="artifact_id"
+        )
+    blobs = call.services.blobs
+    try:
+        size = blobs.size(sha256)
+    except BlobNotFound:
+        raise Refusal.of("STORAGE_UNAVAILABLE", "the stored bytes of this Artifact are missing") from None
+    name = quote(artifact.name.rsplit("/", 1)[-1])
+    return download(
+        call.request.headers,
+        sha256=sha256,
+        size=size,
+        head=call.head,
+        chunks=lambda start, length: blob_chunks(blobs, sha256, start, length),
+        extra={"Content-Disposition": f"attachment; filename*=UTF-8''{name}"},
+    )
+
+
+def blob_chunks(blobs: BlobStore, sha256: str, start: int, length: int) -> Iterator[bytes]:
+    """The bytes of a blob in pieces that are worth a thread's while."""
+    with blobs.open(sha256, start, length) as reader:
+        yield from reader.chunks(CHUNK_BYTES)

@@ -1,0 +1,110 @@
+"""Events of a Job: pages, and a resumable stream (SSE)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from trainshed.model.states import TERMINAL, AllocationState
+from trainshed.server.documents import CURSOR, LIMIT, Param
+from trainshed.server.endpoints import Call, Operation, Routes
+from trainshed.server.follow import RECHECK_SECONDS
+from trainshed.server.pages import MAX_PAGE, cut_page, open_cursor, page_limit
+from trainshed.server.routes.jobs import READ
+from trainshed.server.services import Services
+from trainshed.server.shapes import jobs as shapes
+from trainshed.server.shapes.common import Page
+from trainshed.server.sse import Message, event_stream
+from trainshed.server.views import event_view
+from trainshed.store import events
+from trainshed.store import jobs as store
+from trainshed.store.records import Event
+
+routes = Routes("events")
+
+LAST_EVENT_ID = Param(
+    "Last-Event-ID",
+    {"type": "string"},
+    "The id of the last event received; the stream goes on behind it.",
+    where="header",
+)
+_USE = "events"
+
+
+@routes.get(
+    "/{job_id}/events",
+    Operation(
+        "List a Job's events, newest first",
+        answer=Page[shapes.Event],
+        any_of=READ,
+        params=(CURSOR, LIMIT),
+        refuses=("JOB_NOT_FOUND",),
+    ),
+)
+def list_events(call: Call, job_id: str) -> Page[shapes.Event]:
+    """What happened to the Job and its Trials."""
+    limit = page_limit(call.query, MAX_PAGE)
+    before = open_cursor(call.services.seal, _USE, call.query)
+    with call.services.database.read() as connection:
+        store.get_job(connection, call.project, job_id)
+        rows = events.newest_of_job(connection, job_id, before=before, limit=limit + 1)
+    return cut_page(
+        call.services.seal,
+        _USE,
+        rows,
+        limit,
+        key=lambda event: event.id,
+        show=lambda kept: [event_view(event) for event in kept],
+    )
+
+
+@routes.get(
+    "/{job_id}/events/stream",
+    Operation(
+        "Follow a Job's events",
+        any_of=READ,
+        params=(LAST_EVENT_ID,),
+        refuses=("JOB_NOT_FOUND",),
+        content="text/event-stream",
+    ),
+)
+def stream_events(call: Call, job_id: str) -> Response:
+    """Server-sent events, oldest first, each with an `Event` as JSON. The last one, of type `end`, comes when
+    the Job has ended and everything it held is released.
+    """
+    with call.services.database.read() as connection:
+        store.get_job(connection, call.project, job_id)
+    last = call.request.headers.get("last-event-id", "")
+    after = int(last) if last.isdecimal() and last.isascii() and len(last) < 19 else 0
+    return event_stream(_follow(call.services, job_id, after))
+
+
+async def _follow(services: Services, job_id: str, after: int) -> AsyncIterator[Message]:
+    async with services.watch.follow(job_id) as follower:
+        while not services.watch.stopping:
+            rows, ended = await run_in_threadpool(_read, services, job_id, after)
+            for row in rows:
+                after = row.id
+                yield Message(data=event_view(row).model_dump_json().encode(), id=str(row.id))
+            if rows:
+                continue
+            if ended:
+                yield Message(data=to_json({"job_id": job_id}), event="end")
+                return
+            if not await follower.wait(RECHECK_SECONDS):
+                yield Message()
+
+
+def _read(services: Services, job_id: str, after: int) -> tuple[list[Event], bool]:
+    """New events, and whether no more can come: the end is read first, so no event can slip in between."""
+    with services.database.read() as connection:
+        trials = store.trials_of(connection, [job_id])[job_id]
+        ended = all(trial.state in TERMINAL for trial in trials)
+        if ended:
+            held = store.allocations_of(connection, [trial.id for trial in trials])
+            states = [each.state for allocations in held.values() for each in allocations]
+            ended = all(state == AllocationState.RELEASED for state in states)
+        return list(events.of_job(connection, job_id, after=after)), ended

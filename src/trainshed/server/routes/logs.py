@@ -1,0 +1,221 @@
+"""Logs: pages with long polling, a stream, and the exact bytes of one Trial (contract E b5, promise P8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from trainshed.content.log_pages import Cursor, Page
+from trainshed.content.logs import LogReader
+from trainshed.jobkit.frames import STDERR, STDOUT
+from trainshed.model.errors import Refusal
+from trainshed.model.states import TERMINAL
+from trainshed.server.documents import Param
+from trainshed.server.endpoints import Call, Operation, Routes
+from trainshed.server.follow import RECHECK_SECONDS, Follower
+from trainshed.server.log_views import (
+    DEFAULT_LIMIT,
+    MAX_LIMIT,
+    MAX_WAIT_SECONDS,
+    SOURCES,
+    JobLog,
+    LogQuery,
+    item_document,
+    open_log_cursor,
+    seal_log_cursor,
+)
+from trainshed.server.routes.jobs import READ
+from trainshed.server.services import Services
+from trainshed.server.shapes.logs import LogPage
+from trainshed.server.sse import Message, event_stream
+from trainshed.store import jobs as store
+
+routes = Routes("logs")
+trial_routes = Routes("logs")
+
+_QUERY = ("INVALID_LOG_QUERY",)
+SOURCE = Param(
+    "source",
+    {"type": "string", "enum": list(SOURCES), "default": "all"},
+    "`system`: what the platform did; `runtime`: what the programs wrote.",
+    refuses=("INVALID_LOG_SOURCE",),
+)
+LIMIT = Param(
+    "limit",
+    {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    "Records a page, at most; a page also ends at about 2 MiB.",
+    refuses=_QUERY,
+)
+TAIL = Param(
+    "tail",
+    {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT},
+    "Begin with the last records. Excludes `cursor`.",
+    refuses=_QUERY,
+)
+CURSOR = Param(
+    "cursor",
+    {"type": "string"},
+    "The `next_cursor` of the page before. Excludes `tail`.",
+    refuses=("LOG_CURSOR_INVALID", "LOG_CURSOR_EXPIRED"),
+)
+WAIT = Param(
+    "wait",
+    {"type": "integer", "minimum": 0, "maximum": MAX_WAIT_SECONDS, "default": 0},
+    "Seconds to wait for something new, where nothing is there.",
+    refuses=_QUERY,
+)
+TRIAL = Param(
+    "trial", {"type": "string"}, "Only this Trial: its id or its name.", refuses=("TRIAL_NOT_FOUND",)
+)
+LAST_EVENT_ID = Param(
+    "Last-Event-ID", {"type": "string"}, "Goes on behind the record with this id.", where="header"
+)
+STREAM = Param(
+    "stream",
+    {"type": "string", "enum": ["stdout", "stderr"], "default": "stdout"},
+    "Which of the program's streams.",
+    refuses=_QUERY,
+)
+_REFUSES = ("JOB_NOT_FOUND", "LOG_STORAGE_UNAVAILABLE")
+
+
+@routes.get(
+    "/{job_id}/logs",
+    Operation(
+        "Read a Job's log",
+        answer=LogPage,
+        any_of=READ,
+        params=(SOURCE, LIMIT, TAIL, CURSOR, WAIT, TRIAL),
+        refuses=_REFUSES,
+    ),
+)
+async def read_logs(call: Call, job_id: str) -> Response:
+    """Records in order of time. `next_cursor` goes on behind them; `eof` says that nothing will follow."""
+    services = call.services
+    query = LogQuery.parse(call.query, services.seal, job_id)
+    log = JobLog(services, call.project, job_id, query)
+
+    def first() -> Page:
+        log.refresh()
+        return log.page(query.cursor)
+
+    async with services.watch.follow(job_id) as follower:
+        page = await run_in_threadpool(first)
+        if query.wait and not page.items and not log.eof(page):
+            page = await _wait_for_more(services, log, follower, page, query.wait)
+    body = await run_in_threadpool(lambda: to_json(log.document(page)))
+    return Response(body, media_type="application/json")
+
+
+async def _wait_for_more(
+    services: Services, log: JobLog, follower: Follower, page: Page, seconds: float
+) -> Page:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not page.items and not log.eof(page) and not services.watch.stopping:
+        left = deadline - loop.time()
+        if left <= 0:
+            break
+        await log.changed(follower, left)
+        page = await run_in_threadpool(log.page, page.cursor)
+    return page
+
+
+@routes.get(
+    "/{job_id}/logs/stream",
+    Operation(
+        "Follow a Job's log",
+        any_of=READ,
+        params=(SOURCE, TAIL, CURSOR, TRIAL, LAST_EVENT_ID),
+        refuses=_REFUSES,
+        content="text/event-stream",
+    ),
+)
+async def stream_logs(call: Call, job_id: str) -> Response:
+    """Server-sent events, each with a record as in a log page; the event id is the cursor behind it. The last
+    one, of type `end`, comes when the Job has ended and all was delivered.
+    """
+    query = LogQuery.parse({**call.query, "limit": str(MAX_LIMIT)}, call.services.seal, job_id)
+    start = query.cursor
+    if last := call.request.headers.get("last-event-id"):
+        start = open_log_cursor(call.services.seal, job_id, last)
+    log = JobLog(call.services, call.project, job_id, query)
+    await run_in_threadpool(log.refresh)
+    return event_stream(_follow(call.services, job_id, log, start))
+
+
+async def _follow(
+    services: Services, job_id: str, log: JobLog, start: Cursor | None
+) -> AsyncIterator[Message]:
+    async with services.watch.follow(job_id) as follower:
+        while not services.watch.stopping:
+            try:
+                page = await run_in_threadpool(log.page, start)
+            except Refusal as refusal:
+                yield Message(data=to_json(refusal.body()), event="error")
+                return
+            at = start or Cursor()
+            for item in page.items:
+                at = at.after(item)
+                yield Message(
+                    data=to_json(item_document(item)), id=seal_log_cursor(services.seal, job_id, at)
+                )
+            start = page.cursor
+            if page.has_more:
+                continue
+            if log.eof(page):
+                summary = {key: value for key, value in log.document(page).items() if key != "items"}
+                yield Message(data=to_json(summary), event="end", id=summary["next_cursor"])
+                return
+            await log.changed(follower, RECHECK_SECONDS)
+            if not page.items:
+                yield Message()
+
+
+@trial_routes.get(
+    "/{trial_id}/logs/raw",
+    Operation(
+        "Read exactly what a Trial wrote",
+        any_of=READ,
+        params=(STREAM,),
+        refuses=("TRIAL_NOT_FOUND", "LOG_CURSOR_EXPIRED", "LOG_STORAGE_UNAVAILABLE"),
+        content="application/octet-stream",
+    ),
+)
+def read_raw(call: Call, trial_id: str) -> Response:
+    """The bytes of one stream as the program wrote them, up to now. `X-Log-Complete` says whether that is all."""
+    name = call.query.get("stream", "stdout")
+    kinds = {"stdout": STDOUT, "stderr": STDERR}
+    if name not in kinds:
+        raise Refusal.of("INVALID_LOG_QUERY", "`stream` is stdout or stderr", path="stream")
+    with call.services.database.read() as connection:
+        trial = store.get_trial(connection, call.project, trial_id)
+        attempts = store.attempts_of(connection, [trial_id])[trial_id]
+    if any(attempt.log_deleted_at is not None for attempt in attempts):
+        raise Refusal.of("LOG_CURSOR_EXPIRED", "the Trial's output was deleted by retention")
+    try:
+        readers = [LogReader(call.services.log_files(attempt.id)) for attempt in attempts]
+    except OSError as error:
+        raise Refusal.of("LOG_STORAGE_UNAVAILABLE", f"cannot read the log: {error.strerror}") from error
+    complete = trial.state in TERMINAL and all(
+        reader.has_end() for reader, attempt in zip(readers, attempts, strict=True) if attempt.started_at
+    )
+
+    def pieces() -> Iterator[bytes]:
+        try:
+            for reader in readers:
+                yield from reader.stream_bytes(kinds[name])
+        finally:
+            for reader in readers:
+                reader.close()
+
+    headers = {"X-Log-Complete": "true" if complete else "false", "X-Content-Type-Options": "nosniff"}
+    if call.head:
+        for reader in readers:
+            reader.close()
+        return Response(headers=headers, media_type="application/octet-stream")
+    return StreamingResponse(pieces(), headers=headers, media_type="application/octet-stream")

@@ -1,0 +1,191 @@
+"""Publishing Runners: blobs, Revisions with proof, visibility, withdrawal (E8, promise P7)."""
+
+from __future__ import annotations
+
+import io
+import re
+
+from trainshed.content.blobs import BlobTooLarge, DigestMismatch
+from trainshed.model.access import PROJECT_ID, Permission, Visibility
+from trainshed.model.errors import Refusal
+from trainshed.model.selectors import NAME_PART
+from trainshed.server.bodies import Body
+from trainshed.server.endpoints import Call, Operation, Reply, Routes
+from trainshed.server.publisher import publish
+from trainshed.server.routes.runners import runner_item
+from trainshed.server.shapes import requests
+from trainshed.server.shapes import runners as shapes
+from trainshed.store import access, queue
+from trainshed.store import runners as store
+from trainshed.store.database import Connection
+from trainshed.store.records import Runner
+
+content_routes = Routes("content")
+routes = Routes("runners")
+
+PUBLISH = (Permission.RUNNER_PUBLISH,)
+MAX_ASKED = 10_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@content_routes.post(
+    "/blobs/missing",
+    Operation(
+        "Ask which blobs are not stored",
+        answer=shapes.MissingAnswer,
+        any_of=PUBLISH,
+        takes=requests.MissingBlobs,
+        max_body=lambda services: services.bodies.other,
+        refuses=("INVALID_SPEC",),
+    ),
+)
+def ask_missing(call: Call) -> shapes.MissingAnswer:
+    """So that only what is new is uploaded."""
+    body = Body(call.object())
+    body.known(["sha256"])
+    asked = body.words("sha256")
+    if "sha256" not in body.values:
+        body.fault("sha256", "is missing")
+    if len(asked) > MAX_ASKED:
+        body.fault("sha256", f"at most {MAX_ASKED} at once")
+    elif not all(_SHA256.fullmatch(digest) for digest in asked):
+        body.fault("sha256", "each must be 64 lower-case hex digits")
+    body.finish()
+    return shapes.MissingAnswer(missing=call.services.blobs.missing(asked))
+
+
+@content_routes.put(
+    "/blobs/{sha256}",
+    Operation(
+        "Store a blob",
+        answer=shapes.StoredBlob,
+        any_of=PUBLISH,
+        takes_bytes=True,
+        max_body=lambda services: services.bodies.blob,
+        refuses=("INVALID_SPEC", "RUNNER_HASH_MISMATCH", "STORAGE_FULL", "STORAGE_UNAVAILABLE"),
+    ),
+)
+def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
+    """The raw bytes; they are hashed, synced, read back and hashed again before this answers (E105)."""
+    if not _SHA256.fullmatch(sha256):
+        raise Refusal.of("INVALID_SPEC", "a blob is named by 64 lower-case hex digits", path="sha256")
+    try:
+        blob = call.services.blobs.put(io.BytesIO(call.body), sha256=sha256)
+    except DigestMismatch as error:
+        raise Refusal.of("RUNNER_HASH_MISMATCH", str(error), path="sha256") from None
+    except BlobTooLarge as error:
+        raise Refusal.of("REQUEST_TOO_LARGE", str(error)) from None
+    at = call.now
+    call.services.database.write(lambda c: queue.put_blob(c, blob.sha256, blob.size, at=at))
+    return shapes.StoredBlob(sha256=blob.sha256, size=blob.size)
+
+
+@routes.post(
+    "/{namespace}/{name}/revisions",
+    Operation(
+        "Publish a Runner Revision",
+        answer=shapes.RunnerItem,
+        any_of=PUBLISH,
+        takes=requests.PublishRevision,
+        max_body=lambda services: services.bodies.revision,
+        answers={201: "Published.", 200: "This commit was published before with the same bytes."},
+        refuses=(
+            "INVALID_RUNNER",
+            "RUNNER_HASH_MISMATCH",
+            "NAMESPACE_TAKEN",
+            "BLOB_NOT_FOUND",
+            "STORAGE_UNAVAILABLE",
+        ),
+    ),
+)
+def publish_revision(call: Call, namespace: str, name: str) -> Reply:
+    """Freezes a directory of a git commit. The objects sent prove that the commit holds exactly these files; a
+    published Revision never changes.
+    """
+    if not NAME_PART.fullmatch(namespace) or not NAME_PART.fullmatch(name):
+        raise Refusal.of(
+            "INVALID_RUNNER", "namespace and name hold letters, digits, `.`, `_` and `-` only", path="name"
+        )
+    services = call.services
+    published = publish(
+        services.database,
+        services.blobs,
+        call.principal,
+        f"{namespace}/{name}",
+        call.object(),
+        at=call.now,
+    )
+    item = runner_item(published.revision, published.runner.visibility)
+    return Reply(item, 201 if published.created else 200)
+
+
+@routes.put(
+    "/{namespace}/{name}/visibility",
+    Operation(
+        "Decide who may read a Runner",
+        answer=shapes.RunnerVisibility,
+        any_of=PUBLISH,
+        takes=requests.SetVisibility,
+        max_body=lambda services: services.bodies.other,
+        refuses=("RUNNER_NOT_FOUND", "INVALID_SPEC", "PROJECT_NOT_FOUND"),
+    ),
+)
+def set_visibility(call: Call, namespace: str, name: str) -> shapes.RunnerVisibility:
+    """Revoking access refuses new submissions and retries; Trials that started go on (E30, A2)."""
+    body = Body(call.object())
+    body.known(["visibility", "projects"])
+    word = body.word("visibility", [str(v) for v in Visibility])
+    if body.values.get("visibility") is None:
+        body.fault("visibility", "is missing")
+    projects = sorted(set(body.words("projects")))
+    if projects and word != Visibility.PROJECTS:
+        body.fault("projects", "counts for visibility `projects` only")
+    if not all(PROJECT_ID.fullmatch(project) for project in projects):
+        body.fault("projects", "must hold project ids")
+    body.finish()
+    assert word is not None  # noqa: S101 - a missing or unknown word was refused above
+    full, visibility = f"{namespace}/{name}", Visibility(word)
+
+    def change(connection: Connection) -> None:
+        _own(call, connection, full)
+        for project in projects:
+            access.get_project(connection, project)
+        store.set_visibility(connection, full, visibility, projects)
+
+    call.services.database.write(change)
+    return shapes.RunnerVisibility.model_validate(
+        {"name": full, "visibility": visibility, "projects": projects}
+    )
+
+
+@routes.delete(
+    "/{namespace}/{name}/{revision}",
+    Operation(
+        "Withdraw a Runner Revision",
+        answer=shapes.Withdrawn,
+        any_of=PUBLISH,
+        refuses=("RUNNER_NOT_FOUND",),
+    ),
+)
+def withdraw(call: Call, namespace: str, name: str, revision: str) -> shapes.Withdrawn:
+    """It is no longer found; queued Trials of it will not start, running ones go on. Publishing the same
+    commit again brings it back.
+    """
+    full, at = f"{namespace}/{name}", call.now
+
+    def change(connection: Connection) -> bool:
+        _own(call, connection, full)
+        return store.withdraw(connection, full, revision, at=at)
+
+    if not call.services.database.write(change):
+        raise Refusal.of("RUNNER_NOT_FOUND", f"there is no Revision `{revision[:80]}`", path="revision")
+    call.services.wake()
+    return shapes.Withdrawn(selector=f"{full}@{revision}", withdrawn=True)
+
+
+def _own(call: Call, connection: Connection, name: str) -> Runner:
+    """The Runner, if the caller's project owns it; others' are not found."""
+    runner = store.find_runner(connection, name)
+    if runner is None or not (call.principal.owner or runner.project_id == call.project):
+        raise Refusal.of("RUNNER_NOT_FOUND", f"your project has no Runner `{name[:200]}`", path="name")
+    return runner

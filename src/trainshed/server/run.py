@@ -1,0 +1,214 @@
+"""The server process: checks, wiring, serving, and a clean end. ``trainshed serve`` calls `serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import structlog
+import uvicorn
+from sqlalchemy.exc import ArgumentError
+
+from trainshed.server import config as configuration
+from trainshed.server.data_folder import (
+    DataFolder,
+    FolderInUse,
+    FolderUnusable,
+    announce,
+    open_folder,
+    take,
+    withdraw,
+)
+from trainshed.server.logging import configure_logging
+from trainshed.server.wiring import Deployment, build
+from trainshed.store.database import DatabaseUnavailable
+from trainshed.store.schema import SchemaTooNew
+
+ROLES = ("all", "api", "controller")
+EXIT_SETTINGS = 2
+EXIT_FOLDER = 3
+EXIT_IN_USE = 4
+EXIT_PORT = 5
+EXIT_DATABASE = 6
+_BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 75
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the command line says. ``port`` 0 means any free one."""
+
+    host: str
+    port: int
+    data_dir: Path
+    database_url: str | None = None
+    role: str = "all"
+    simulate_gpus: Sequence[str] = ()
+    config: Path | None = None
+
+
+class CannotServe(Exception):
+    """The server cannot start; the message is for the operator."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def serve(options: ServeOptions) -> int:
+    """Serve until SIGTERM or SIGINT; answers the exit status.
+
+    0 after a clean end; 2 settings, 3 data folder, 4 another server uses it, 5 address or port, 6 database.
+    """
+    configure_logging()
+    try:
+        with contextlib.ExitStack() as stack:
+            _serve(options, stack)
+    except CannotServe as error:
+        print(f"trainshed: {error}", file=sys.stderr)  # noqa: T201 - the operator's answer
+        return error.status
+    return 0
+
+
+def _serve(options: ServeOptions, stack: contextlib.ExitStack) -> None:
+    stop_requested = _note_signals()
+    try:
+        config = configuration.load(options.config)
+    except configuration.ConfigFaults as error:
+        raise CannotServe(f"the settings cannot be used:\n{error}", EXIT_SETTINGS) from error
+    folder = _folder(options, stack)
+    listener = stack.enter_context(_listen(options.host, options.port))
+    deployment = _deployment(options, config, folder)
+    stack.callback(deployment.close)
+    deployment.start()
+    server = _Server(
+        uvicorn.Config(
+            deployment.app,
+            log_config=None,
+            access_log=False,
+            ws="none",
+            lifespan="on",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=max(1, round(config.http.shutdown_seconds)),
+        ),
+        ready=lambda: _ready(options, folder, listener),
+        ending=lambda: _ending(deployment, folder),
+    )
+    if not stop_requested():
+        server.run([listener])
+    if not server.started and not stop_requested():
+        raise CannotServe("the server did not come up; see its log", EXIT_DATABASE)
+
+
+def _folder(options: ServeOptions, stack: contextlib.ExitStack) -> DataFolder:
+    try:
+        folder = open_folder(options.data_dir)
+        sqlite = _database_url(options, folder).startswith("sqlite")
+        stack.enter_context(take(folder, options.role, one_controller=sqlite))
+    except FolderInUse as error:
+        raise CannotServe(str(error), EXIT_IN_USE) from error
+    except FolderUnusable as error:
+        raise CannotServe(str(error), EXIT_FOLDER) from error
+    return folder
+
+
+def _database_url(options: ServeOptions, folder: DataFolder) -> str:
+    return options.database_url or f"sqlite:///{folder.database}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The listening socket; taken before anything else is started, so that a busy port costs nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise CannotServe(f"cannot listen on {host}: {error.strerror}", EXIT_PORT) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        said = "is in use by another program" if error.errno == errno.EADDRINUSE else error.strerror
+        raise CannotServe(f"cannot listen on {host} port {port}: it {said}", EXIT_PORT) from error
+    listener.set_inheritable(False)
+    return listener
+
+
+def _deployment(options: ServeOptions, config: configuration.Config, folder: DataFolder) -> Deployment:
+    try:
+        return build(
+            config=config,
+            folder=folder,
+            database_url=_database_url(options, folder),
+            role=options.role,
+            simulate_gpus=options.simulate_gpus,
+        )
+    except SchemaTooNew as error:
+        raise CannotServe(str(error), EXIT_DATABASE) from error
+    except DatabaseUnavailable as error:
+        raise CannotServe(f"the database does not answer: {error}", EXIT_DATABASE) from error
+    except ArgumentError as error:
+        raise CannotServe(f"the database URL cannot be used: {error}", EXIT_SETTINGS) from error
+    except ValueError as error:
+        raise CannotServe(str(error), EXIT_SETTINGS) from error
+
+
+def _ready(options: ServeOptions, folder: DataFolder, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{port}"
+    if options.role != "controller":
+        announce(folder, url)
+    print(f"Trainshed serves {url}", flush=True)  # noqa: T201 - the one line for whoever started it
+    log.info("ready", url=url, role=options.role, data_dir=str(folder.root), pid=os.getpid())
+
+
+def _ending(deployment: Deployment, folder: DataFolder) -> None:
+    withdraw(folder)
+    deployment.end_streams()
+    log.info("stopping")
+
+
+def _note_signals() -> Callable[[], bool]:
+    """Remember SIGTERM and SIGINT for the time in which uvicorn does not handle them."""
+    seen: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        seen.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    return lambda: bool(seen)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our moments: answering, and about to stop."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, ready: Callable[[], None], ending: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._ending = ending
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending()
+        await super().shutdown(sockets)

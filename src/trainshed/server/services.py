@@ -1,0 +1,67 @@
+"""What the handlers work with: one bag of collaborators, made once a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainshed.content.blobs import BlobStore
+from trainshed.engines.contract import LogFiles
+from trainshed.model.access import Principal
+from trainshed.model.ids import IdFactory
+from trainshed.server.cursors import CursorSeal
+from trainshed.server.follow import JobWatch
+from trainshed.server.limits import RateLimiter
+from trainshed.server.metrics import HttpMetrics
+from trainshed.server.waiting import QueueReader
+from trainshed.store.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """The largest accepted request bodies, in bytes."""
+
+    submission: int = 8 << 20
+    """16 Trials with 64 KiB commands each fit, in any JSON spelling."""
+    revision: int = 32 << 20
+    blob: int = 64 << 20
+    other: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Facts about this process that do not change while it runs."""
+
+    role: str
+    data_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Collaborators of the handlers. ``clock`` answers Unix seconds."""
+
+    database: Database
+    blobs: BlobStore
+    accept: Callable[[Principal, Any], tuple[str, bool]]
+    """Takes a decoded submission; answers the Job's id and whether it is new (see ``control.accept``)."""
+    log_files: Callable[[str], LogFiles]
+    """Where the frames of an Attempt's output lie."""
+    wake: Callable[[], None]
+    """Tells the controller of this process, if there is one, that there is work. Only a hint."""
+    machine: Machine
+    seal: CursorSeal
+    watch: JobWatch
+    queue: QueueReader
+    limiter: RateLimiter
+    http_metrics: HttpMetrics
+    clock: Callable[[], float]
+    ids: IdFactory
+    bodies: BodyLimits = field(default_factory=BodyLimits)
+    run_grants_stop: bool = True
+    """Whether a new key with `training.run` also gets `training.stop` (A11)."""
+    ready_checks: Callable[[], Mapping[str, str]] = dict
+    """Further checks of ``/readyz``: name -> ``ok`` or what is wrong."""
+    extra_metrics: Callable[[], str] = str
+    """Prometheus text of other parts of this process."""

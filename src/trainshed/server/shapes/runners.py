@@ -1,0 +1,81 @@
+"""Runners, their Revisions and the blobs they are made of (contract E b8)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trainshed.server.shapes.common import Shape, Time
+from trainshed.server.shapes.jobs import TreeFile
+
+VisibilityWord = Literal["public", "project", "projects"]
+
+
+class RunnerGpu(Shape):
+    """The GPU request that a Runner brings."""
+
+    gpu_type: str | None
+    gpus: int | None
+
+
+class RunnerItem(Shape):
+    """One readable Revision, with what is needed to write `namespace/name@revision` (E7)."""
+
+    name: str = Field(examples=["envloop/bash"])
+    revision: str = Field(pattern="^[0-9a-f]{40}$")
+    selector: str
+    source_ref: str | None
+    visibility: VisibilityWord
+    snapshot_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    entrypoint: Literal["main.sh", "main.py"]
+    params: list[str] = Field(description="Declared parameter names.")
+    gpu: RunnerGpu | None
+    abi: str | None
+    image: str | None
+    execution: dict[str, Any]
+    created_at: Time
+    published_by: str
+
+
+class RunnerDetail(RunnerItem):
+    """The newest readable Revision of a Runner, with its moving refs."""
+
+    definition: dict[str, Any]
+    refs: dict[str, str] = Field(description="Branch or tag -> full commit.")
+    projects: list[str] = Field(description="Projects named by visibility `projects`.")
+
+
+class RevisionDetail(RunnerItem):
+    """One Revision: its execution definition and files (E9)."""
+
+    definition: dict[str, Any]
+    files: list[TreeFile]
+
+
+class RunnerVisibility(Shape):
+    """Who may read a Runner."""
+
+    name: str
+    visibility: VisibilityWord
+    projects: list[str]
+
+
+class Withdrawn(Shape):
+    """A Revision that is no longer found. Jobs that froze it and started go on."""
+
+    selector: str
+    withdrawn: bool
+
+
+class MissingAnswer(Shape):
+    """Those of the digests asked for that are not stored."""
+
+    missing: list[str]
+
+
+class StoredBlob(Shape):
+    """A stored, verified blob."""
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    size: int

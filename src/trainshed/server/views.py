@@ -1,0 +1,208 @@
+"""From rows to the shapes of the API. Rows are loaded in batches: a page costs the same few queries whatever
+its length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainshed.model.states import E_TRIAL_WORDS, TERMINAL, WAITING, AllocationState, State
+from trainshed.server.shapes import jobs as shapes
+from trainshed.server.shapes.common import Reason, iso, iso_or_none
+from trainshed.server.waiting import QueueReader
+from trainshed.store import jobs as store
+from trainshed.store.database import Connection
+from trainshed.store.records import Allocation, Artifact, Attempt, Event, Job, Trial, decoded
+
+
+class Views:
+    """Builds Jobs and Trials as callers see them, on one connection at one time."""
+
+    def __init__(self, connection: Connection, queue: QueueReader, now: float) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._now = now
+
+    def jobs(self, rows: Sequence[Job]) -> list[shapes.Job]:
+        """Jobs with all their Trials."""
+        by_job = store.trials_of(self._connection, [row.id for row in rows])
+        every = [trial for trials in by_job.values() for trial in trials]
+        views = {view.trial_id: view for view in self.trials(every)}
+        return [_job(row, by_job[row.id], [views[trial.id] for trial in by_job[row.id]]) for row in rows]
+
+    def job(self, row: Job) -> shapes.Job:
+        return self.jobs([row])[0]
+
+    def trials(self, rows: Sequence[Trial]) -> list[shapes.Trial]:
+        """Trials with their Attempts, allocations and reasons for waiting."""
+        held_or_held_once = [row.id for row in rows if row.state is not State.QUEUED or row.launch_failures]
+        attempts = store.attempts_of(self._connection, held_or_held_once)
+        held = store.allocations_of(self._connection, held_or_held_once)
+        waiting = self._queue.answers(
+            self._connection, [row for row in rows if row.state in WAITING], now=self._now
+        )
+        return [
+            _trial(row, attempts.get(row.id, []), held.get(row.id, []), waiting.get(row.id)) for row in rows
+        ]
+
+    def trial(self, row: Trial) -> shapes.Trial:
+        return self.trials([row])[0]
+
+
+def _job(row: Job, rows: Sequence[Trial], trials: list[shapes.Trial]) -> shapes.Job:
+    failed = next((trial.error for trial in trials if trial.status == "failed" and trial.error), None)
+    words: Any = row.status
+    return shapes.Job(
+        job_id=row.id,
+        request_id=row.request_id,
+        status=words,
+        state=words,
+        tags=rows[0].tag_map if rows else {},
+        error=failed if row.status == "failed" else None,
+        created_at=iso(row.created_at),
+        updated_at=iso(row.updated_at),
+        finished_at=iso_or_none(row.finished_at),
+        training=shapes.Training(trials=trials, counts=Counter(trial.status for trial in trials)),
+    )
+
+
+def job_result(job: shapes.Job) -> shapes.JobResult:
+    """A Job with its Checkpoints. Runner outputs become Artifacts, never Checkpoints by themselves (E74)."""
+    return shapes.JobResult(**{name: getattr(job, name) for name in shapes.Job.model_fields}, checkpoints=[])
+
+
+def _trial(
+    row: Trial, attempts: Sequence[Attempt], held: Sequence[Allocation], waiting: shapes.Waiting | None
+) -> shapes.Trial:
+    status: Any = E_TRIAL_WORDS[row.state]
+    entrypoint: Any = row.entrypoint
+    state: Any = str(row.state)
+    error = None
+    if row.error_code is not None and row.state in TERMINAL:
+        error = Reason(code=row.error_code, message=row.error_message or row.error_code)
+    return shapes.Trial(
+        trial_id=row.id,
+        job_id=row.job_id,
+        name=row.name,
+        status=status,
+        state=state,
+        tags=row.tag_map,
+        runner=runner_ref(row),
+        image=None,
+        resources=resources(row),
+        timeout_seconds=row.timeout_seconds,
+        entrypoint=entrypoint,
+        command=row.command,
+        exit_code=row.exit_code,
+        exit_signal=row.exit_signal,
+        output_status=row.output_status.value,
+        outputs=row.output_patterns,
+        problems=[shapes.OutputProblem(**problem) for problem in decoded(row.output_problems) or ()],
+        cleanup_confirmed=_released(row, held),
+        user_code_started=row.user_code_started,
+        gpu=_gpu(held[-1]) if held else None,
+        waiting=waiting,
+        attempts=[_attempt(attempt) for attempt in attempts],
+        created_at=iso(row.created_at),
+        updated_at=iso(row.updated_at),
+        started_at=iso_or_none(row.started_at),
+        finished_at=iso_or_none(row.finished_at),
+        error=error,
+    )
+
+
+def _released(row: Trial, held: Sequence[Allocation]) -> bool:
+    """Whether the release of all it ever held was observed, and it can hold nothing any more (E68)."""
+    return row.state in TERMINAL and all(each.state == AllocationState.RELEASED for each in held)
+
+
+def runner_ref(row: Trial) -> shapes.RunnerRef:
+    return shapes.RunnerRef(
+        name=row.runner,
+        revision=row.revision,
+        selector=row.selector,
+        source_ref=row.source_ref,
+        snapshot_sha256=row.snapshot_sha256,
+    )
+
+
+def resources(row: Trial) -> shapes.Resources:
+    return shapes.Resources(
+        gpu_type=row.gpu_type,
+        gpus=row.gpus,
+        cpus=row.cpus,
+        memory_mb=row.memory_mb,
+        storage_mb=row.storage_mb,
+        shm_mb=row.shm_mb,
+    )
+
+
+def _gpu(held: Allocation) -> shapes.Gpu:
+    return shapes.Gpu(
+        model=held.gpu_model, indices=list(held.indices), simulated=bool(held.simulated), node=held.node
+    )
+
+
+def _attempt(row: Attempt) -> shapes.Attempt:
+    return shapes.Attempt(
+        attempt_id=row.id,
+        number=row.number,
+        engine=row.engine,
+        started_at=iso_or_none(row.started_at),
+        ended_at=iso_or_none(row.ended_at),
+        ended_by=row.ended_by,
+        usage=decoded(row.usage),
+        enforcement=decoded(row.enforcement),
+    )
+
+
+def snapshot(row: Trial, files: Sequence[Mapping[str, Any]]) -> shapes.TrialSnapshot:
+    """The frozen inputs of a Trial (promise P7); ``files`` are those of its Runner's manifest."""
+    return shapes.TrialSnapshot(
+        trial_id=row.id,
+        job_id=row.job_id,
+        name=row.name,
+        runner=runner_ref(row),
+        image=None,
+        resources=resources(row),
+        timeout_seconds=row.timeout_seconds,
+        entrypoint=row.entrypoint,
+        command=row.command,
+        params=json.loads(row.params),
+        outputs=row.output_patterns,
+        tags=row.tag_map,
+        profile=None,
+        files=[shapes.TreeFile(**file) for file in files],
+    )
+
+
+def event_view(row: Event) -> shapes.Event:
+    status: Any = E_TRIAL_WORDS[State(row.after)] if row.after else None
+    return shapes.Event(
+        event_id=str(row.id),
+        resource_id=row.trial_id or row.job_id,
+        status=status,
+        at=iso(row.at),
+        source=row.actor.partition(":")[0],
+        code=row.code,
+        message=row.message,
+        actor=row.actor,
+        trial_id=row.trial_id,
+    )
+
+
+def artifact_view(row: Artifact) -> shapes.Artifact:
+    state: Any = row.upload_state
+    return shapes.Artifact(
+        artifact_id=row.id,
+        trial_id=row.trial_id,
+        name=row.name,
+        size=row.size,
+        sha256=row.sha256,
+        upload_state=state,
+        state=state,
+        created_at=iso(row.created_at),
+    )

@@ -1,0 +1,134 @@
+"""Putting a server together: database, content, engine, controller and application, as the role asks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp
+
+from trainshed.content.blobs import FolderBlobStore
+from trainshed.control.accept import Acceptance
+from trainshed.control.controller import Controller
+from trainshed.engines.local import LocalEngine, log_files
+from trainshed.model.ids import IdFactory
+from trainshed.server.app import create_app
+from trainshed.server.config import Config
+from trainshed.server.cursors import CursorSeal
+from trainshed.server.data_folder import DataFolder
+from trainshed.server.first_start import prepare
+from trainshed.server.follow import JobWatch
+from trainshed.server.hosting import ControllerHost
+from trainshed.server.limits import RateLimiter
+from trainshed.server.metrics import HttpMetrics, gpu_metrics
+from trainshed.server.services import Machine, Services
+from trainshed.server.waiting import QueueReader
+from trainshed.store import settings
+from trainshed.store.database import Database
+from trainshed.store.leadership import Leadership
+from trainshed.store.schema import migrate
+
+ISOLATION = "none: Trials run as the server's own user and see the host's files"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A server that is put together. ``start`` begins controlling; ``close`` ends everything but the Jobs."""
+
+    app: ASGIApp
+    services: Services
+    host: ControllerHost | None
+    resources: contextlib.ExitStack
+
+    def start(self) -> None:
+        if self.host is not None:
+            self.host.start()
+
+    def end_streams(self) -> None:
+        """Make open streams and long polls end soon. Called on the event loop."""
+        self.services.watch.end_streams()
+
+    def close(self) -> None:
+        self.resources.close()
+
+
+def build(
+    *,
+    config: Config,
+    folder: DataFolder,
+    database_url: str,
+    role: str,
+    simulate_gpus: Sequence[str],
+) -> Deployment:
+    """Put a server together; nothing runs yet. Raises what the database, the folder and the engine raise."""
+    with contextlib.ExitStack() as stack:
+        database = Database(database_url)
+        stack.callback(database.close)
+        migrate(database.engine)
+        blobs = FolderBlobStore(folder.content)
+        clock, ids = time.time, IdFactory()
+        instance = prepare(database, blobs, folder.owner_key, clock, ids)
+        policy = config.policy
+        engine = None
+        host = None
+        if role != "api":
+            engine = LocalEngine(folder.engine, simulate_gpus=simulate_gpus or None)
+            stack.callback(engine.close)
+            _publish_machine(database, engine)
+            host = _host(config, database, engine, blobs, ids)
+            stack.callback(host.stop)
+        services = Services(
+            database=database,
+            blobs=blobs,
+            accept=Acceptance(database, blobs, policy, clock, ids).accept,
+            log_files=lambda attempt_id: log_files(folder.engine, attempt_id),
+            wake=host.wake if host else _nobody_to_wake,
+            machine=Machine(role=role, data_dir=folder.root),
+            seal=CursorSeal(instance),
+            watch=JobWatch(database),
+            queue=QueueReader(),
+            limiter=RateLimiter(config.limits),
+            http_metrics=HttpMetrics(),
+            clock=clock,
+            ids=ids,
+            bodies=config.bodies,
+            run_grants_stop=config.access.run_grants_stop,
+            ready_checks=lambda: _checks(host),
+            extra_metrics=gpu_metrics if engine else str,
+        )
+        app = create_app(services, public_only=role == "controller")
+        return Deployment(app, services, host, stack.pop_all())
+
+
+def _host(
+    config: Config, database: Database, engine: LocalEngine, blobs: FolderBlobStore, ids: IdFactory
+) -> ControllerHost:
+    def make() -> Controller:
+        engine.warm()
+        return Controller(
+            database,
+            engine,
+            blobs,
+            config.policy,
+            ids=ids,
+            log_retention_days=config.logs.retention_days,
+        )
+
+    return ControllerHost(Leadership(database), make)
+
+
+def _publish_machine(database: Database, engine: LocalEngine) -> None:
+    """Tell the API processes how Trials are confined where the controller runs."""
+    text = json.dumps({"enforcement": dict(engine.enforcement()), "isolation": ISOLATION}, sort_keys=True)
+    database.write(lambda connection: settings.put(connection, settings.MACHINE, text))
+
+
+def _checks(host: ControllerHost | None) -> Mapping[str, str]:
+    return {} if host is None else {"controller": host.state()}
+
+
+def _nobody_to_wake() -> None:
+    """The controller runs in another process and looks by itself."""
