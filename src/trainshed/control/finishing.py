@@ -38,7 +38,6 @@ from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial
 
 LEAKED_AFTER_TRIES = 3
-_MAX_RETRY_SECONDS = 60.0
 _ARTIFACT_BATCH = 200
 _ACTOR = "controller"
 
@@ -75,8 +74,13 @@ class Finisher:
         self._ids = ids
         self.closing = threading.Event()
 
-    def collect(self, ended: Ended, files: Sequence[RunnerFile]) -> Ended:
-        """Store the declared outputs (E73, E105); bounded after a stop (E77)."""
+    def collect(
+        self, ended: Ended, files: Sequence[RunnerFile], cancelled: Callable[[], bool] = lambda: False
+    ) -> Ended:
+        """Store the declared outputs (E73, E105); bounded after a stop (E77).
+
+        Raises `CollectionCancelled` when ``cancelled`` says so or this process ends.
+        """
         trial = ended.trial
         patterns = OutputPatterns(tuple(trial.output_patterns))
         stopped = trial.state is State.STOPPING
@@ -86,21 +90,29 @@ class Finisher:
             else CollectLimits()
         )
         batch = _ArtifactBatch(self._database, self._ids, self._clock, trial)
+
+        def stored(file: CollectedFile) -> None:
+            reach(Point.COLLECT_AFTER_BLOB)
+            batch.add(file)
+
         found = collect(
             self._engine.work_directory(ended.allocation.attempt_id),
             patterns,
             {file.path: (file.size, file.sha256) for file in files},
             self._blobs,
             limits,
-            on_file=batch.add,
-            cancelled=self.closing.is_set,
+            on_file=stored,
+            cancelled=lambda: self.closing.is_set() or cancelled(),
         )
         batch.flush()
         reach(Point.COLLECT_AFTER_FILES)
         return Ended(trial, ended.allocation, ended.observation, found)
 
     def finish(self, group: Sequence[Ended]) -> None:
-        """Make these Trials terminal in one transaction, and their Allocations due for release."""
+        """Make these Trials terminal in one transaction, and their Allocations due for release.
+
+        A Trial that was stopped meanwhile is left as it is: its end is another one now.
+        """
         now = self._clock()
         outcomes = [(ended, self._outcome(ended)) for ended in group]
 
@@ -124,20 +136,23 @@ class Finisher:
         now = self._clock()
         tries = allocation.tries + 1
 
-        def store(connection: Connection) -> None:
+        def store(connection: Connection) -> bool:
             moves.lock_jobs(connection, [job_id])
             state = _release_state(result, tries)
             values = {"tries": tries, "evidence": json.dumps({**result.checks, "killed": result.killed})}
             if result.confirmed:
                 values["released_at"] = now
-            moves.set_allocation(connection, allocation.id, state, values)
-            if result.confirmed or (state is AllocationState.LEAKED and allocation.state is not state):
+            changed = moves.set_allocation(connection, allocation.id, state, values)
+            news = result.confirmed or (state is AllocationState.LEAKED and allocation.state is not state)
+            if changed and news:
                 events.record(connection, [_release_event(allocation, job_id, result, state, now)])
+            reach(Point.RELEASE_BEFORE_COMMIT)
+            return changed
 
-        self._database.write(store)
+        changed = self._database.write(store)
         reach(Point.RELEASE_AFTER_COMMIT)
         if result.confirmed:
-            metrics.releases.inc()
+            metrics.releases.inc(changed)
         else:
             log.warning("release not confirmed", attempt=allocation.attempt_id, tries=tries, **result.checks)
         return result.confirmed
@@ -145,6 +160,9 @@ class Finisher:
     def _close(self, connection: Connection, ended: Ended, now: float) -> None:
         trial, allocation, seen = ended.trial, ended.allocation, ended.observation
         at = seen.exit.finished_at if seen.exit else now
+        if seen.started_at is not None:
+            # A short program's start and end are seen in one look.
+            moves.start_attempt(connection, allocation.attempt_id, seen.started_at, seen.enforcement)
         moves.end_attempt(
             connection,
             allocation.attempt_id,
@@ -163,13 +181,19 @@ class Finisher:
     def _outcome(ended: Ended) -> Outcome:
         seen, trial = ended.observation, ended.trial
         found = ended.collection
+        stopped = trial.state is State.STOPPING
+        ending = _ending(trial, seen)
+        if ending is Ending.NOT_STARTED and not stopped:
+            # The start was recorded, and only then it turned out that nothing can be executed.
+            reason = seen.detail or "no reason was recorded"
+            return Outcome(State.FAILED, "LAUNCH_FAILED", f"The program could not be executed: {reason}")
         first = found.problems[0] if found.problems else None
         return outcome(
-            ending=Ending(seen.exit.ended_by.value) if seen.exit else Ending.LOST,
+            ending=ending,
             exit_code=seen.exit.code if seen.exit else None,
             exit_signal=seen.exit.signal if seen.exit else None,
             output_status=OutputStatus(found.status.value),
-            stop_requested=trial.state is State.STOPPING,
+            stop_requested=stopped,
             limits=EffectiveResources(trial.gpu_type, trial.amounts, trial.timeout_seconds),
             detail=f"{first.name}: {first.message}" if first else (seen.detail or ""),
         )
@@ -219,6 +243,13 @@ class _ArtifactBatch:
 _FINAL = frozenset({State.SUCCEEDED.value, State.FAILED.value, State.CANCELLED.value})
 
 
+def _ending(trial: Trial, seen: Observation) -> Ending:
+    started = trial.user_code_started or seen.started_at is not None or seen.phase is Phase.LOST
+    if seen.exit is None:
+        return Ending.LOST if started else Ending.NOT_STARTED
+    return Ending(seen.exit.ended_by.value) if seen.exit.code is not None else Ending.NOT_STARTED
+
+
 def _closing_moves(outcomes: Sequence[tuple[Ended, Outcome]], now: float) -> list[Move]:
     """The moves that lead each Trial from where it is to its end."""
     found = []
@@ -258,7 +289,7 @@ def started_move(trial: Trial, seen: Observation, now: float) -> Move:
         else "Whether user code started cannot be told any more: it counts as started and is never replayed."
     )
     values = {"user_code_started": True, "started_at": seen.started_at or now}
-    return Move(trial, State.PREPARING, State.RUNNING, "STARTED", message, values)
+    return Move(trial, State.PREPARING, State.RUNNING, "STARTED", message, values, seen.started_at)
 
 
 def ended_move(trial: Trial, seen: Observation) -> Move:
@@ -270,7 +301,9 @@ def ended_move(trial: Trial, seen: Observation) -> Move:
     else:
         message = f"The program ended with exit code {seen.exit.code} ({seen.exit.ended_by})."
     status = OutputStatus.COLLECTING if trial.output_patterns else OutputStatus.NONE
-    return Move(trial, State.RUNNING, State.COLLECTING, "ENDED", message, {"output_status": status})
+    finished_at = seen.exit.finished_at if seen.exit else None
+    values = {"output_status": status}
+    return Move(trial, State.RUNNING, State.COLLECTING, "ENDED", message, values, finished_at)
 
 
 def _problems(found: Collection) -> str | None:
@@ -310,8 +343,3 @@ def _count_ends(made: Sequence[Move], group: dict[str, Ended]) -> None:
         if started is not None and ended.observation.exit is not None:
             took = max(0.0, ended.observation.exit.finished_at - started)
             metrics.durations.labels(status=move.after.value).observe(took)
-
-
-def retry_seconds(tries: int) -> float:
-    """How long to wait before a release is tried again."""
-    return float(min(_MAX_RETRY_SECONDS, 0.5 * 2 ** min(tries, 10)))

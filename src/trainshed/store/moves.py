@@ -35,6 +35,8 @@ class Move:
     message: str
     values: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of ``trials`` to set."""
+    happened_at: float | None = None
+    """When it happened (Unix seconds), where that is known better than by when it was noticed."""
 
 
 def lock_jobs(connection: Connection, job_ids: Collection[str]) -> None:
@@ -69,7 +71,12 @@ def apply(connection: Connection, moves: Sequence[Move], *, at: float, actor: st
             made.append(move)
     record(
         connection,
-        [NewEvent(m.trial.job_id, m.trial.id, at, actor, m.code, m.message, m.before, m.after) for m in made],
+        [
+            NewEvent(
+                m.trial.job_id, m.trial.id, m.happened_at or at, actor, m.code, m.message, m.before, m.after
+            )
+            for m in made
+        ],
     )
     refresh_jobs(connection, {move.trial.job_id for move in made}, at=at)
     return made
