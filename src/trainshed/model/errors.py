@@ -88,6 +88,7 @@ CODES: Mapping[str, Code] = {
         Code("INVALID_LOG_QUERY", 422, "Use limit or tail 1..1000, and not tail and cursor together."),
         Code("RATE_LIMITED", 429, "Wait as long as Retry-After says."),
         Code("LOG_STORAGE_UNAVAILABLE", 503, "Try again; the log store did not answer."),
+        Code("STORAGE_UNAVAILABLE", 503, "Try again; an admin should look at the server's data folder."),
         Code("STORAGE_FULL", 507, "Free space in the server's data folder."),
         Code("DATABASE_UNAVAILABLE", 503, "Try again; the database did not answer."),
         Code("INTERNAL_ERROR", 500, "Report it with the request id in the server's log."),

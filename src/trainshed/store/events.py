@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, Select, func, insert, or_, select
 
 from trainshed.store.records import Event
 from trainshed.store.tables import events
@@ -43,22 +44,27 @@ def record(connection: Connection, new: Iterable[NewEvent]) -> None:
         connection.execute(insert(events), rows)
 
 
-def of_job(connection: Connection, job_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[Event]:
-    """Events of a Job in the order they happened, past the id ``after``."""
-    rows = connection.execute(
-        select(events)
-        .where(events.c.job_id == job_id, events.c.id > after)
-        .order_by(events.c.id)
-        .limit(limit),
-    )
-    return [Event(*row) for row in rows]
+def of_job(
+    connection: Connection, job_id: str, *, after: int = 0, limit: int = 1000, trial_id: str | None = None
+) -> Sequence[Event]:
+    """Events of a Job in the order they happened, past the id ``after``.
+
+    With ``trial_id``, only those of that Trial and of the Job itself.
+    """
+    query = _of(job_id, trial_id).where(events.c.id > after)
+    return [Event(*row) for row in connection.execute(query.order_by(events.c.id).limit(limit))]
 
 
 def newest_of_job(
-    connection: Connection, job_id: str, *, before: int | None = None, limit: int = 100
+    connection: Connection,
+    job_id: str,
+    *,
+    before: int | None = None,
+    limit: int = 100,
+    trial_id: str | None = None,
 ) -> Sequence[Event]:
-    """Events of a Job, newest first, for pages."""
-    query = select(events).where(events.c.job_id == job_id)
+    """Events of a Job, newest first, for pages; ``trial_id`` as in `of_job`."""
+    query = _of(job_id, trial_id)
     if before is not None:
         query = query.where(events.c.id < before)
     return [Event(*row) for row in connection.execute(query.order_by(events.c.id.desc()).limit(limit))]
@@ -66,3 +72,23 @@ def newest_of_job(
 
 def count_of_job(connection: Connection, job_id: str) -> int:
     return int(connection.execute(select(func.count()).where(events.c.job_id == job_id)).scalar_one())
+
+
+def _of(job_id: str, trial_id: str | None) -> Select[Any]:
+    query = select(events).where(events.c.job_id == job_id)
+    if trial_id is not None:
+        query = query.where(or_(events.c.trial_id == trial_id, events.c.trial_id.is_(None)))
+    return query
+
+
+def newest_id(connection: Connection) -> int:
+    """The id of the newest event of all, 0 if there is none."""
+    return int(connection.execute(select(func.max(events.c.id))).scalar_one() or 0)
+
+
+def since(connection: Connection, event_id: int, limit: int) -> list[tuple[int, str]]:
+    """Ids and Jobs of events past an id, oldest first."""
+    rows = connection.execute(
+        select(events.c.id, events.c.job_id).where(events.c.id > event_id).order_by(events.c.id).limit(limit)
+    )
+    return [(int(row.id), str(row.job_id)) for row in rows]

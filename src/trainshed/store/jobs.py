@@ -201,6 +201,14 @@ def places_in_queue(connection: Connection, waiting: Collection[Trial]) -> dict[
     }
 
 
+def queue_order(connection: Connection) -> list[str]:
+    """Ids of all queued Trials, the next one first."""
+    rows = connection.execute(
+        select(trials.c.id).where(trials.c.state == State.QUEUED).order_by(trials.c.queue_rank, trials.c.id),
+    )
+    return list(rows.scalars())
+
+
 def count_by_state(connection: Connection) -> dict[str, int]:
     """How many Trials are in each non-terminal state (metrics)."""
     rows = connection.execute(
@@ -208,7 +216,7 @@ def count_by_state(connection: Connection) -> dict[str, int]:
         .where(trials.c.state.in_([*_WAITING, "preparing", "running", "collecting", "stopping"]))
         .group_by(trials.c.state),
     )
-    return dict(rows)
+    return dict(rows.all())
 
 
 def list_artifacts(

@@ -12,6 +12,9 @@ PLACEMENT = "placement"
 NODES = "nodes"
 """The engine's nodes as the controller sees them, as JSON."""
 
+MACHINE = "machine"
+"""How the controller's machine enforces limits and isolates Trials, as JSON."""
+
 
 def get(connection: Connection, key: str) -> str | None:
     found = connection.execute(select(meta.c.value).where(meta.c.key == key)).scalar_one_or_none()
