@@ -63,13 +63,14 @@ class LocalEngine:
         self._trash = self._root / "trash"
         for path in (self._root, self._attempts, self._trash):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._instance = _instance_id(self._root)
+        self.instance = _instance_id(self._root)
+        """What marks this folder's processes (``TRAINSHED_INSTANCE``) and control groups."""
         self._node_name = node_name
         self._simulated = gpus.simulated(simulate_gpus) if simulate_gpus else ()
         self._real = gpus.inventory()
         self._real_at = time.monotonic()
         self._totals = machine.totals(self._root)
-        self._layout = layout or cgroups.detect(self._instance)
+        self._layout = layout or cgroups.detect(self.instance)
         self._private_shm = linux.may_mount()
         self._supervisors = Path(self._layout.v2, _SUPERVISORS) if self._layout.v2 else None
         self._forks = ForkServer(self._root / "forkserver.log", base_environment(), self._supervisors)
@@ -164,7 +165,7 @@ class LocalEngine:
             launch.env,
             launch.gpus,
             attempt_id=launch.attempt_id,
-            instance=self._instance,
+            instance=self.instance,
             real_gpus_present=bool(self._real),
         )
         path.mkdir(mode=0o700, exist_ok=True)
@@ -270,7 +271,7 @@ class LocalEngine:
         self.stop(attempt_id, grace_seconds=0)
         with self._guard:
             self._watched.discard(attempt_id)
-        return release(self._path(attempt_id), self._layout, self._instance)
+        return release(self._path(attempt_id), self._layout, self.instance)
 
     def forget(self, attempt_id: str) -> None:
         """See `Engine.forget`. The folder leaves in one rename: half of one could be launched again."""
@@ -292,7 +293,7 @@ class LocalEngine:
         for entry in self._attempts.iterdir():
             if entry.name not in belongs and self._is_live(entry):
                 strangers.add(entry.name)
-        for pid, attempt_id in procs.marked(self._instance).items():
+        for pid, attempt_id in procs.marked(self.instance).items():
             if _ID.fullmatch(attempt_id):
                 strangers.add(attempt_id)
             else:  # the program renamed itself to something that names no attempt
@@ -315,8 +316,8 @@ class LocalEngine:
 
     def logs(self, attempt_id: str) -> LogFiles:
         """See `Engine.logs`."""
-        path = self._path(attempt_id)
-        return LogFiles(path / folder.FRAMES, path / folder.INDEX)
+        self._path(attempt_id)
+        return log_files(self._root, attempt_id)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -332,6 +333,12 @@ class LocalEngine:
         if not _ID.fullmatch(attempt_id):
             raise EngineError("ATTEMPT_ID_INVALID", f"{attempt_id!r} is no attempt id", retryable=False)
         return self._attempts / attempt_id
+
+
+def log_files(root: Path, attempt_id: str) -> LogFiles:
+    """Where an attempt's output lies below an engine's folder, for readers that run no engine."""
+    path = root / "attempts" / attempt_id
+    return LogFiles(path / folder.FRAMES, path / folder.INDEX)
 
 
 def _instance_id(root: Path) -> str:
