@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 import pytest
-from policy.worlds import A100, H100, node
 
+from policy.worlds import A100, H100, node
 from trainshed.model.errors import Refusal
 from trainshed.model.resources import Amounts
 from trainshed.model.runner import RunnerDefinition

@@ -1,8 +1,8 @@
 """Placement in small, readable scenes. What must hold always is in test_placement_properties.py."""
 
 import pytest
-from policy.worlds import A100, H100, held, kind, node, queue, started
 
+from policy.worlds import A100, H100, held, kind, node, queue, started
 from trainshed.policy import (
     Account,
     Cluster,
@@ -76,7 +76,7 @@ def test_gpus_of_two_models_are_never_mixed_in_one_trial():
 def test_P10_what_is_short_beside_the_gpus_is_named_with_its_number(need, code):
     (name,) = need
     small = {"cpus": 1, "memory_mb": 1, "storage_mb": 1, "shm_mb": 1}
-    room = {key: 8 for key in small}
+    room = dict.fromkeys(small, 8)
     used = held("x", "a", [0], 80.0, **{**small, name: 4})
     key = kind(1, **{**small, **need})
     reason = decide([node("a", 4, **room)], queue(("t", key)), [used]).reason(key)
@@ -205,12 +205,17 @@ def test_P11_a_projects_own_small_trials_do_not_overtake_its_big_one_for_ever():
 
 def test_P11_the_trial_limit_is_kept_for_the_projects_first_trial_too():
     waiting = queue(("big", kind(4)), *((f"t{n}", kind(1, timeout=9999)) for n in range(3)))
-    busy = [held("x", "a", [0, 1], NOW + 30), held("y", "a", [2], NOW + 9000)]
-    limits = limited(max_gpus=6, max_active_trials=4)
-    decision = decide([node("a", 64)], waiting, busy, projects=limits)
+    busy = [held("x", "a", [0], NOW + 30, project="q"), held("y", "b", [0], NOW + 9000)]
+    nodes = [node("a", 4), node("b", 3)]
+    assert started(decide(nodes, waiting, busy, projects=limited(max_active_trials=3))) == ["t0"]
+    assert started(decide(nodes, waiting, busy, projects=limited(max_active_trials=2))) == []
+
+
+def test_what_nobody_expects_back_never_counts_as_coming_back_to_the_project():
+    waiting = queue(("big", kind(2)), *((f"t{n}", kind(1, timeout=9)) for n in range(3)))
+    busy = [held("leaked", "a", [0], None)]
+    decision = decide([node("a", 2), node("b", 1), node("c", 1)], waiting, busy, projects=limited(max_gpus=4))
     assert started(decision) == ["t0"]
-    tight = decide([node("a", 64)], waiting, busy, projects=limited(max_gpus=6, max_active_trials=2))
-    assert started(tight) == []
 
 
 def test_P11_the_quota_of_the_first_in_line_is_kept_while_it_waits_for_hardware():

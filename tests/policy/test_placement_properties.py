@@ -4,8 +4,8 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy.worlds import World, arrivals, classes, held, limits, node, nodes, started
 
+from policy.worlds import World, arrivals, classes, held, limits, node, nodes, started
 from trainshed.policy import Cluster, PassRules, ProjectLimits, Queue, WaitCode, place, rank
 
 HARDWARE = {

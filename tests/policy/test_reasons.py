@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from policy.worlds import A100, World, arrivals, held, kind, node, nodes, queue
 
+from policy.worlds import A100, World, arrivals, held, kind, node, nodes, queue
 from trainshed.policy import (
     Account,
     Cluster,
@@ -80,9 +80,10 @@ def test_P10_groups_of_gpus_do_not_wait_for_each_other_in_the_estimate():
     assert said(board, kind(1, gpu_type="A100"), "a").estimated_start == 60.0
 
 
-def test_P10_the_estimate_keeps_the_projects_limits():
+@pytest.mark.parametrize("limit", [{"max_gpus": 1}, {"max_active_trials": 1}])
+def test_P10_the_estimate_keeps_the_projects_limits(limit):
     waiting = queue(("t", kind(1, timeout=100)), ("u", kind(1, timeout=100)))
-    limits = {"p": Project(ProjectLimits(max_gpus=1))}
+    limits = {"p": Project(ProjectLimits(**limit))}
     board = board_of([node("a", 8)], waiting, [held("x", "a", [0], 80.0)], limits)
     assert said(board, kind(1, timeout=100), "t").estimated_start == 80.0
     assert said(board, kind(1, timeout=100), "u").estimated_start == 180.0
