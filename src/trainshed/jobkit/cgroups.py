@@ -199,8 +199,10 @@ def _delegate(parent: str) -> tuple[str, ...]:
     """Switch the controllers on from the group above ``trainshed`` downwards; say which are on."""
     middle = os.path.dirname(parent)
     for path in (os.path.dirname(middle), middle, parent):
-        for controller in CONTROLLERS:
-            _tries(os.path.join(path, "cgroup.subtree_control"), "+" + controller)
+        switch = os.path.join(path, "cgroup.subtree_control")
+        if not _tries(switch, " ".join("+" + controller for controller in CONTROLLERS)):
+            for controller in CONTROLLERS:
+                _tries(switch, "+" + controller)
     try:
         on = _read(os.path.join(parent, "cgroup.subtree_control")).replace("+", "").split()
     except OSError:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 STOP, TIMEOUT, DISK, MEMORY, EXIT, NOT_STARTED = "stop", "timeout", "disk", "memory", "exit", "not_started"
 STOPPED_BEFORE = "It was stopped before it started."
+GONE, STILL_THERE = "gone", "still there"
+"""What an exit record says of the process tree."""
 _TREE_SECONDS = 10.0
 _KILL_AGAIN_SECONDS = 1.0
 _DRAIN_BYTES = 2 << 20
@@ -53,10 +55,14 @@ def main(path: str, group: str, notify: str) -> None:
     folder.poke(notify, hint)
 
 
-def record_unstarted(path: folder.StrPath, ended_by: str, detail: str) -> None:
+def record_unstarted(path: folder.StrPath, ended_by: str, detail: str, tree_is: str = GONE) -> None:
     """Write the exit record, and an empty log, of an attempt that never ran. Needs the lock."""
     LogWriter(os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX), 0).close()
-    _record(path, {"code": None, "signal": None, "ended_by": ended_by, "detail": detail, "usage": {}})
+    _record(path, _unstarted(ended_by, detail) | {"tree": tree_is, "usage": {}})
+
+
+def _unstarted(ended_by: str, detail: str) -> folder.Json:
+    return {"code": None, "signal": None, "ended_by": ended_by, "detail": detail}
 
 
 def _record(path: folder.StrPath, content: folder.Json) -> None:
@@ -115,14 +121,13 @@ class _Attempt:
         folder.create_durably(path, folder.STARTED, marker)
         failure = waiting.execute()
         if failure:
-            self._end_tree()
-            self._finish({"code": None, "signal": None, "ended_by": NOT_STARTED, "detail": failure})
+            self._finish(_unstarted(NOT_STARTED, failure), self._end_tree())
             return
         started()
         self._watch(self._ready)
-        gone = self._end_tree()
+        tree_is = self._end_tree()
         self._drain()
-        self._finish(self._ending() | {"tree": "gone" if gone else "still there"})
+        self._finish(self._ending(), tree_is)
 
     def _wait_for_report(self, waiting: child.Child) -> bool:
         """Wait while the child prepares, which may be long; whether a stop came first."""
@@ -141,9 +146,9 @@ class _Attempt:
     def _abandon(self, waiting: child.Child, ended_by: str, detail: str) -> None:
         """Record that user code never started."""
         waiting.abandon()
-        self._end_tree()
+        tree_is = self._end_tree()
         self._group().remove(1.0)
-        record_unstarted(self._path, ended_by, detail)
+        record_unstarted(self._path, ended_by, detail, tree_is)
 
     # While the program runs
 
@@ -248,8 +253,8 @@ class _Attempt:
         for pid in procs.descendants(os.getpid()):
             procs.send(pid, signal.SIGKILL)
 
-    def _end_tree(self) -> bool:
-        """Kill and reap until no child and no member is left: ``False`` if some cannot be killed."""
+    def _end_tree(self) -> str:
+        """Kill and reap until no child and no member is left; says whether that was reached in time."""
         group = self._group()
         deadline = time.monotonic() + _TREE_SECONDS
         while True:
@@ -257,12 +262,12 @@ class _Attempt:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 if not group.kill():
-                    return True
+                    return GONE
                 pid = 0
             if pid:
                 continue
             if time.monotonic() >= deadline:
-                return False
+                return STILL_THERE
             self._kill_tree(group)
             select.select([self._wake], [], [], 0.01)
             _empty(self._wake)
@@ -298,7 +303,7 @@ class _Attempt:
             detail = f"It ran for longer than its {launch['timeout']} seconds."
         return {"code": code, "signal": number, "ended_by": ended_by, "detail": detail}
 
-    def _finish(self, ending: folder.Json) -> None:
+    def _finish(self, ending: folder.Json, tree_is: str) -> None:
         self._log.close()
         group = self._group()
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -310,7 +315,7 @@ class _Attempt:
             "dropped_log_bytes": self._log.dropped_bytes,
         }
         group.remove(1.0)
-        _record(self._path, ending | {"usage": usage})
+        _record(self._path, ending | {"tree": tree_is, "usage": usage})
 
 
 def _empty(fd: int) -> None:

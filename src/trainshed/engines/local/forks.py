@@ -16,7 +16,7 @@ from trainshed.engines.contract import EngineError
 _SOCKET_FD = 3
 _CODE_ROOT = Path(trainshed.__file__).resolve().parent.parent
 _BOOT = "import sys; sys.path.append(sys.argv.pop()); from trainshed.jobkit.forkserver import main; main()"
-_LEAVE_SECONDS = 2.0
+_LEAVE_SECONDS = 0.5
 
 
 class ForkServer:

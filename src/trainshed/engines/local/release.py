@@ -12,6 +12,7 @@ from trainshed.engines.contract import Release
 from trainshed.jobkit import folder, procs, tree
 from trainshed.jobkit.cgroups import Group, Layout
 from trainshed.jobkit.logwriter import end_log
+from trainshed.jobkit.shim import GONE
 
 _SHIM_SECONDS = 5.0
 _KILLED_SHIM_SECONDS = 2.0
@@ -98,10 +99,12 @@ def _has_open(pid: int, path: Path) -> bool:
 
 def _tree_is_proved_gone(path: Path) -> bool:
     """Whether the shim itself saw the last process of the tree end, or no program ever started."""
+    if not folder.exists(path, folder.LAUNCH):
+        return False  # the folder may be younger than the processes
     ended = folder.read(path, folder.EXIT)
     if ended is None:
         return not folder.exists(path, folder.STARTED)
-    return ended.get("tree") == "gone" or ended.get("code") is None
+    return ended.get("tree") == GONE
 
 
 def _end_marked(path: Path, instance: str) -> tuple[int, bool]:

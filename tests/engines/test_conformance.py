@@ -1,0 +1,66 @@
+"""The conformance suite over every engine there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.conformance import HELLO, LIMITS, Behaviour, EngineConformance, Harness
+from engines.machinery import LocalHarness
+from trainshed.engines import Launch
+from trainshed.engines.fake import FakeEngine, Script
+
+_SCRIPTS = {
+    Behaviour.SUCCEEDS: Script(output=HELLO, files={"out/result.txt": b"done"}),
+    Behaviour.EXITS_WITH_3: Script(code=3),
+    Behaviour.KILLED_BY_SIGNAL_9: Script(signal=9),
+    Behaviour.RUNS_UNTIL_STOPPED: Script(run_seconds=None),
+    Behaviour.IGNORES_SIGTERM: Script(run_seconds=None, heeds_sigterm=False),
+    Behaviour.CANNOT_BE_EXECUTED: Script(not_started="It cannot execute 'no-such-program'."),
+}
+
+
+class FakeHarness(Harness):
+    engine: FakeEngine
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.engine = FakeEngine(root)
+
+    def launch(
+        self, attempt_id: str, behaviour: Behaviour, *, timeout: int = 60, grace: float = 30.0
+    ) -> Launch:
+        if attempt_id not in self.engine.world.attempts:
+            self.engine.script(attempt_id, _SCRIPTS[behaviour])
+        return Launch(attempt_id, ("program",), {}, (), (), LIMITS, timeout, grace)
+
+    def pass_time(self) -> None:
+        self.engine.advance(0.1)
+
+    def reopen(self) -> None:
+        self.engine = FakeEngine(self._root, world=self.engine.world)
+
+    def lose(self, attempt_id: str) -> None:
+        self.engine.lose(attempt_id)
+
+    def starts(self, attempt_id: str) -> int:
+        return int(self.observe(attempt_id).started_at is not None)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class TestFakeEngine(EngineConformance):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return FakeHarness(tmp_path)
+
+
+class TestLocalEngine(EngineConformance):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Iterator[Harness]:
+        harness = LocalHarness(tmp_path)
+        yield harness
+        harness.close()

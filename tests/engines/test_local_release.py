@@ -1,0 +1,182 @@
+"""P6: what is released is gone, whoever was killed before; and ``confirmed`` means that it was seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from engines.conformance import SETTLED, Behaviour
+from engines.machinery import LocalHarness
+from support.waiting import wait_until
+from trainshed.engines import Phase
+from trainshed.engines.local import LocalEngine
+from trainshed.jobkit import procs, tree
+from trainshed.jobkit.cgroups import Layout
+
+DAEMONS = """
+import os, signal, sys, time
+for number in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.chdir("/")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(sys.argv[1] + str(number), "w").close()
+        while True:
+            time.sleep(1000)
+time.sleep(1000)
+"""
+
+
+def launch_daemons(local: LocalHarness, tmp_path: Path) -> set[int]:
+    local.engine.launch(local.program("attempt-1", ["python3", "-c", DAEMONS, str(tmp_path / "ready-")]))
+    wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 3)
+    found = local.processes("attempt-1")
+    assert len(found) == 4
+    return found
+
+
+def reap(pid: int) -> None:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_P6_the_fork_server_ends_what_a_killed_shim_leaves(local: LocalHarness, tmp_path: Path) -> None:
+    launch_daemons(local, tmp_path)
+    local.lose("attempt-1")
+    wait_until(lambda: not local.processes("attempt-1"), what="the orphans' end")
+    assert local.until("attempt-1", SETTLED).phase is Phase.LOST
+    assert local.engine.release("attempt-1").confirmed
+
+
+def test_P6_daemons_reparented_to_init_are_found_and_ended(local: LocalHarness, tmp_path: Path) -> None:
+    daemons = launch_daemons(local, tmp_path)
+    os.kill(local.engine._forks.pid, signal.SIGKILL)
+    reap(local.engine._forks.pid)
+    local.lose("attempt-1")
+    main_ends_with_its_shim = 1
+    wait_until(lambda: len(local.processes("attempt-1")) == len(daemons) - main_ends_with_its_shim)
+    release = local.engine.release("attempt-1")
+    assert release.confirmed
+    assert release.killed == 3
+    assert local.processes("attempt-1") == set()
+
+
+@pytest.fixture
+def bare(tmp_path: Path):
+    """An engine on a machine without control groups."""
+    harness = LocalHarness(tmp_path, layout=Layout(None, (), {}))
+    yield harness
+    harness.close()
+
+
+def test_P6_without_control_groups_orphans_are_found_by_their_mark(
+    bare: LocalHarness, tmp_path: Path
+) -> None:
+    launch_daemons(bare, tmp_path)
+    assert bare.observe("attempt-1").enforcement["memory"] == "not enforced"
+    os.kill(bare.engine._forks.pid, signal.SIGKILL)
+    reap(bare.engine._forks.pid)
+    bare.lose("attempt-1")
+    wait_until(lambda: len(bare.processes("attempt-1")) == 3)
+    release = bare.engine.release("attempt-1")
+    assert release.confirmed
+    assert release.checks["processes"] == "none carries the mark"
+    assert release.killed == 3
+    assert bare.processes("attempt-1") == set()
+
+
+def test_P6_without_control_groups_a_stop_reaches_the_whole_tree(bare: LocalHarness, tmp_path: Path) -> None:
+    launch_daemons(bare, tmp_path)
+    bare.engine.stop("attempt-1", grace_seconds=0.3)
+    bare.until("attempt-1", SETTLED)
+    assert bare.processes("attempt-1") == set()
+    assert bare.engine.release("attempt-1").confirmed
+
+
+def test_P6_without_control_groups_a_sweep_finds_strangers_without_a_folder(
+    bare: LocalHarness, tmp_path: Path
+) -> None:
+    launch_daemons(bare, tmp_path)
+    os.kill(bare.engine._forks.pid, signal.SIGKILL)
+    reap(bare.engine._forks.pid)
+    bare.lose("attempt-1")
+    tree.remove(bare.folder("attempt-1"))
+    assert list(bare.engine.sweep(())) == ["attempt-1"]
+    assert bare.processes("attempt-1") == set()
+
+
+def test_P6_a_sweep_spares_another_instance(local: LocalHarness, tmp_path: Path) -> None:
+    other = LocalEngine(tmp_path / "other")
+    local.engine.launch(local.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
+    local.running("attempt-1")
+    assert list(other.sweep(())) == []
+    assert local.observe("attempt-1").phase is Phase.RUNNING
+    other.close()
+
+
+def test_P6_a_shim_that_does_not_answer_is_killed(
+    local: LocalHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainshed.engines.local.release._SHIM_SECONDS", 0.2)
+    local.engine.launch(local.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
+    local.running("attempt-1")
+    os.kill(local.shim_pid("attempt-1"), signal.SIGSTOP)
+    assert local.engine.release("attempt-1").confirmed
+    assert local.processes("attempt-1") == set()
+
+
+def test_P6_a_process_that_cannot_be_killed_is_not_confirmed(
+    local: LocalHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.engine.launch(local.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
+    local.running("attempt-1")
+    with monkeypatch.context() as patch:
+        # The shim hears no stop and nobody's SIGKILL arrives: what a process stuck in a driver looks like.
+        patch.setattr("trainshed.engines.local.release._SHIM_SECONDS", 0.1)
+        patch.setattr("trainshed.engines.local.release._KILLED_SHIM_SECONDS", 0.1)
+        patch.setattr("trainshed.engines.local.release._GROUP_SECONDS", 0.1)
+        patch.setattr("trainshed.engines.local.release._SCAN_SECONDS", 0.1)
+        patch.setattr("trainshed.jobkit.folder.poke", lambda *_: False)
+        patch.setattr("trainshed.engines.local.release._kill_holder", lambda *_: None)
+        patch.setattr("trainshed.jobkit.cgroups.Group.kill", lambda _: 0)
+        patch.setattr("trainshed.jobkit.procs.kill_same", lambda *_: False)
+        release = local.engine.release("attempt-1")
+    assert not release.confirmed
+    assert release.checks["shim"] == "still holds its lock"
+    assert "cannot be killed" in release.checks["cgroup"]
+    assert local.processes("attempt-1")
+    assert local.engine.release("attempt-1").confirmed
+    assert local.processes("attempt-1") == set()
+
+
+def test_trees_of_any_shape_are_removed(local: LocalHarness) -> None:
+    code = (
+        "import os\n"
+        "os.makedirs('locked/inner'); open('locked/inner/f', 'w').close()\n"
+        "os.chmod('locked/inner', 0); os.chmod('locked', 0)\n"
+        "for _ in range(3000):\n"
+        "    os.mkdir('deep'); open('file', 'w').close(); os.chdir('deep')\n"
+        "os.symlink('/', 'root'); os.mkfifo('fifo')\n"
+    )
+    local.engine.launch(local.python("attempt-1", code))
+    assert local.until("attempt-1", SETTLED).exit.code == 0
+    assert local.engine.release("attempt-1").confirmed
+    assert not local.engine.work_directory("attempt-1").exists()
+    assert Path("/etc").is_dir()
+
+
+def test_P6_a_program_in_the_work_directory_without_mark_or_group_is_found(bare: LocalHarness) -> None:
+    script = "cd $PWD; env -i setsid sleep 55555 & exec sleep 1000"
+    bare.engine.launch(bare.shell("attempt-1", script))
+    bare.running("attempt-1")
+    work = bare.engine.work_directory("attempt-1")
+    wait_until(lambda: len(procs.standing_in(work.parent)) == 2)
+    os.kill(bare.engine._forks.pid, signal.SIGKILL)
+    reap(bare.engine._forks.pid)
+    bare.lose("attempt-1")
+    assert bare.engine.release("attempt-1").confirmed
+    assert procs.standing_in(work.parent) == set()
