@@ -283,3 +283,12 @@ def test_a_reader_is_not_blocked_by_a_writer(database):
     leave.set()
     writer.join(20)
     assert "slow" in keys(database)
+
+
+def test_a_write_inside_a_write_is_refused_instead_of_waiting_for_itself(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'd'}")
+    migrate(database.engine)
+    with pytest.raises(RuntimeError, match="inside"):
+        database.write(lambda _: database.write(put("inner")))
+    database.write(put("after"))
+    database.close()

@@ -127,6 +127,8 @@ class _GroupWriter:
         self._thread.start()
 
     def submit(self, work: Write[T]) -> Future[T]:
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a write inside a write would wait for itself for ever")
         future: Future[T] = Future()
         with self._lock:
             # Under the lock: nothing may be queued behind the end mark, where nobody would answer it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select, update
 
@@ -29,17 +30,34 @@ def newest_event(connection: Connection) -> int:
     return int(connection.execute(select(func.max(events.c.id))).scalar_one() or 0)
 
 
-def stopped_since(connection: Connection, event_id: int) -> tuple[set[str], int]:
-    """Trials for which a stop was accepted after an event, and the newest event looked at."""
+@dataclass(frozen=True, slots=True)
+class QueueChanges:
+    """What entered and left the queue after an event."""
+
+    queued: list[Trial]
+    """Trials that were queued since, and still are."""
+    stopped: set[str]
+    """Trials for which a stop was accepted since."""
+    newest: int
+    """The newest event looked at."""
+
+
+def changes_since(connection: Connection, event_id: int) -> QueueChanges:
+    """How the queue changed after an event.
+
+    In the order of events, not of Trial ids: a Trial's id is made before its acceptance is committed, so a
+    smaller id may appear after a greater one.
+    """
     newest = newest_event(connection)
     if newest <= event_id:
-        return set(), event_id
+        return QueueChanges([], set(), event_id)
+    recent = (events.c.id > event_id, events.c.id <= newest)
+    arrived = select(events.c.trial_id).where(*recent, events.c.after == State.QUEUED)
     rows = connection.execute(
-        select(events.c.trial_id).where(
-            events.c.id > event_id, events.c.id <= newest, events.c.code == "STOP_ACCEPTED"
-        ),
+        select(trials).where(trials.c.id.in_(arrived), trials.c.state == State.QUEUED).order_by(trials.c.id)
     )
-    return set(rows.scalars()), newest
+    stopped = connection.execute(select(events.c.trial_id).where(*recent, events.c.code == "STOP_ACCEPTED"))
+    return QueueChanges([trial_of(row) for row in rows], set(stopped.scalars()), newest)
 
 
 def active(connection: Connection, project_id: str | None = None) -> list[Trial]:
@@ -54,11 +72,6 @@ def by_id(connection: Connection, trial_ids: Collection[str]) -> dict[str, Trial
     """These Trials as they are now."""
     rows = connection.execute(select(trials).where(trials.c.id.in_(list(trial_ids))))
     return {row.id: trial_of(row) for row in rows}
-
-
-def queued(connection: Connection, trial_ids: Collection[str]) -> list[Trial]:
-    """Those of these Trials that are queued now."""
-    return [trial for trial in by_id(connection, trial_ids).values() if trial.state is State.QUEUED]
 
 
 def job_of(connection: Connection, trial_id: str) -> str:
@@ -123,3 +136,8 @@ def queue_length(connection: Connection) -> int:
             select(func.count()).select_from(trials).where(trials.c.state == State.QUEUED)
         ).scalar_one(),
     )
+
+
+def queued_ids(connection: Connection) -> set[str]:
+    """Every Trial that is queued now."""
+    return set(connection.execute(select(trials.c.id).where(trials.c.state == State.QUEUED)).scalars())

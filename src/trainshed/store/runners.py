@@ -101,7 +101,7 @@ def list_refs(connection: Connection, runner: str) -> dict[str, str]:
     rows = connection.execute(
         select(runner_refs.c.ref, runner_refs.c.revision).where(runner_refs.c.runner == runner)
     )
-    return dict(rows)
+    return dict(rows.all())
 
 
 def set_visibility(
