@@ -198,3 +198,23 @@ def test_lists_walk_all_pages(serve):
     server, client = serve({"GET /v1/jobs": pages})
     assert len(list(client.jobs.iter_all(status="failed"))) == 2
     assert [request.query["status"] for request in server.seen] == ["failed", "failed"]
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["with ranges", "without ranges"])
+def test_raw_bytes_continue_where_a_connection_broke(serve, ranges):
+    content = bytes(range(256)) * 1000
+    cuts = [100_000, 0, 150_000, None]
+    route = f"GET /v1/trials/{documents.TRIAL_ID}/logs/raw"
+
+    def answer(request):
+        start = int(request.headers.get("range", "bytes=0-")[6:-1]) if ranges else 0
+        return Reply(206 if start else 200, content[start:], cut_after=cuts.pop(0))
+
+    _, client = serve({route: answer})
+    assert b"".join(client.trials.raw_log(documents.TRIAL_ID)) == content
+
+
+def test_raw_bytes_that_broke_off_at_their_end_are_complete(serve):
+    route = f"GET /v1/trials/{documents.TRIAL_ID}/logs/raw"
+    _, client = serve({route: in_turn(Reply(200, b"all....", cut_after=3), refusal(416, "INVALID_REQUEST"))})
+    assert b"".join(client.trials.raw_log(documents.TRIAL_ID)) == b"all"

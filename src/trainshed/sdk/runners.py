@@ -71,12 +71,7 @@ class Runners:
         full, revision = split_name(selector)
         commit = self._commit(full, revision) if revision else self.get(selector).revision
         where = route("runners", *full, commit, "files", *path.split("/"))
-
-        def once() -> bytes:
-            with self._transport.stream(where) as answer:
-                return b"".join(answer.chunks())
-
-        return self._transport.repeat(once, f"GET {where}")
+        return b"".join(self._transport.read(where))
 
     def publish(
         self,

@@ -149,6 +149,33 @@ class Transport:
             self._look_again()
             raise ConnectionFailed(_sentence(self.connection.url, error)) from error
 
+    def read(self, path: str) -> Iterator[bytes]:
+        """All bytes of one resource as they arrive, continued where a connection broke."""
+        done, attempt = 0, 0
+        while True:
+            try:
+                with self.stream(path, start=done) as answer:
+                    seen = answer.start
+                    for chunk in answer.chunks():
+                        fresh = chunk[max(0, done - seen) :]
+                        seen += len(chunk)
+                        done += len(fresh)
+                        attempt = 0
+                        if fresh:
+                            yield fresh
+            except (ApiError, ConnectionFailed) as error:
+                if isinstance(error, ApiError):
+                    # The connection broke after the last byte: there is nothing left to ask for.
+                    if done and error.status == httpx2.codes.RANGE_NOT_SATISFIABLE:
+                        return
+                    if not _worth_repeating(error, safe=True):
+                        raise
+                attempt += 1
+                if attempt >= self.retry.attempts or not self.sleep(self.retry.pause(attempt)):
+                    raise
+            else:
+                return
+
     def repeat(self, once: Callable[[], T], what: str) -> T:
         """Run ``once`` under the retry policy of repeatable calls."""
         return self._repeat(once, what, safe=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from trainshed.sdk.download import MAX_PARALLEL, Downloaded, Progress, check_names, download_all
 from trainshed.sdk.errors import InvalidAnswer, NotFound
@@ -101,6 +102,6 @@ class Trials:
 
     def raw_log(self, trial_id: str, stream: str = "stdout") -> Iterator[bytes]:
         """The exact bytes that the program wrote to ``stdout`` or ``stderr``, as far as they are there."""
-        path = f"{route('trials', trial_id, 'logs', 'raw')}?stream={stream}"
-        with self._transport.stream(path) as answer:
-            yield from answer.chunks()
+        return self._transport.read(
+            f"{route('trials', trial_id, 'logs', 'raw')}?{urlencode({'stream': stream})}"
+        )
