@@ -133,6 +133,7 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> bytes:
     for number in _DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    folder.reserve(path)
     work = os.path.join(path, folder.WORK)
     tree.fill(work, launch["files"])
     limits = launch["limits"]

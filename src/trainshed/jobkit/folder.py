@@ -13,6 +13,7 @@ an attempt got; no process id is ever trusted across a restart.
 ``control``         FIFO: any byte means "read stop.json again"
 ``log.frames``      output (`trainshed.jobkit.frames`); ``log.index`` lies beside it
 ``work``            the program's working directory
+``reserve``         disk space kept for the end of the log and the exit record
 ==================  =====================================================================
 """
 
@@ -25,11 +26,13 @@ import os
 import struct
 
 LAUNCH, STOP, STARTED, EXIT = "launch.json", "stop.json", "started.json", "exit.json"
-LOCK, CONTROL, WORK = "lock", "control", "work"
+LOCK, CONTROL, WORK, RESERVE = "lock", "control", "work", "reserve"
 FRAMES, INDEX = "log.frames", "log.index"
 
 _FLOCK = struct.Struct("@hhqqi4x")
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
+
+_RESERVE_BYTES = 1 << 14
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself is not loaded beside user code
@@ -68,9 +71,20 @@ def write_durably(folder: StrPath, name: str, content: Json) -> None:
 
 
 def create_durably(folder: StrPath, name: str, content: bytes) -> None:
-    """Create ``name`` or raise `FileExistsError`: at most one caller ever succeeds."""
-    _write_new(os.path.join(folder, name), os.O_EXCL, content)
-    sync_directory(folder)
+    """Create ``name`` or raise `FileExistsError`: at most one caller ever succeeds.
+
+    Where it cannot be written (`OSError`) nothing is left of it.
+    """
+    path = os.path.join(folder, name)
+    try:
+        _write_new(path, os.O_EXCL, content)
+        sync_directory(folder)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.exists(path):
+            os.unlink(path)
+        raise
 
 
 def read(folder: StrPath, name: str) -> Json | None:
@@ -128,6 +142,23 @@ def is_held(folder: StrPath) -> bool:
     finally:
         os.close(fd)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def reserve(folder: StrPath) -> None:
+    """Hold disk space for the last writes, so that a full disk cannot keep an end from being recorded."""
+    fd = os.open(os.path.join(folder, RESERVE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, _RESERVE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def use_reserve(folder: StrPath) -> None:
+    """Give the held space back to the disk, for the writes that follow."""
+    try:
+        os.unlink(os.path.join(folder, RESERVE))
+    except FileNotFoundError:
+        pass
 
 
 def open_control(folder: StrPath) -> int:

@@ -24,6 +24,7 @@ def main() -> None:
     """Serve until the other end is closed and the last shim is gone."""
     if os.getpid() != os.getsid(0):
         os.setsid()
+    os.chdir("/")
     os.umask(0o022)
     os.closerange(SOCKET_FD + 1, 1 << 16)
     linux.set_name(b"trainshed-fork")

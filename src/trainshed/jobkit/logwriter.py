@@ -90,13 +90,17 @@ class LogWriter:
             self._write([head, stream.held], [self._offset], len(stream.held))
             stream.held = b""
 
-    def close(self) -> None:
-        """Say what was dropped, write the end, and make everything durable."""
+    def close(self) -> bool:
+        """Say what was dropped, write the end, make it durable; ``False`` if a full disk prevents that."""
         self._write_gap()
-        self._append([frames.header(0, frames.EOF, 0, time.time_ns())])
+        ended = self._append([frames.header(0, frames.EOF, 0, time.time_ns())])
         for fd in (self._fd, self._index_fd):
-            os.fdatasync(fd)
+            try:
+                os.fdatasync(fd)
+            except OSError:
+                ended = False
             os.close(fd)
+        return ended and not self._dropped
 
     def _cut(self, kind: int, end: int, now: int) -> int:
         """Write frames out of the buffer; returns where the unfinished line begins."""

@@ -57,6 +57,7 @@ def main(path: str, group: str, notify: str) -> None:
 
 def record_unstarted(path: folder.StrPath, ended_by: str, detail: str, tree_is: str = GONE) -> None:
     """Write the exit record, and an empty log, of an attempt that never ran. Needs the lock."""
+    folder.use_reserve(path)
     LogWriter(os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX), 0).close()
     _record(path, _unstarted(ended_by, detail) | {"tree": tree_is, "usage": {}})
 
@@ -118,7 +119,12 @@ class _Attempt:
         names = (os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX))
         self._log = LogWriter(*names, self._ready.log_bytes)
         marker = b'{"at": %.6f, "enforcement": %s}' % (time.time(), self._ready.enforcement)
-        folder.create_durably(path, folder.STARTED, marker)
+        try:
+            folder.create_durably(path, folder.STARTED, marker)
+        except OSError as error:
+            waiting.abandon()
+            self._finish(_unstarted(NOT_STARTED, f"Its start cannot be recorded: {error}"), self._end_tree())
+            return
         failure = waiting.execute()
         if failure:
             self._finish(_unstarted(NOT_STARTED, failure), self._end_tree())
@@ -304,7 +310,11 @@ class _Attempt:
         return {"code": code, "signal": number, "ended_by": ended_by, "detail": detail}
 
     def _finish(self, ending: folder.Json, tree_is: str) -> None:
-        self._log.close()
+        folder.use_reserve(self._path)
+        if not self._log.close():
+            ending = ending | {
+                "detail": f"{ending['detail']} Its log is not complete: the disk is full.".strip()
+            }
         group = self._group()
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         memory = group.max_memory_bytes() or children.ru_maxrss * 1024

@@ -320,7 +320,9 @@ class LocalEngine:
         return log_files(self._root, attempt_id)
 
     def close(self) -> None:
-        """See `Engine.close`."""
+        """See `Engine.close`. The engine is of no use afterwards; closing again does nothing."""
+        if self._notify < 0:
+            return
         self._forks.close()
         if self._supervisors:
             with contextlib.suppress(OSError):  # not empty while a fork server stays with its shims
@@ -328,6 +330,7 @@ class LocalEngine:
         self._layout.remove_parents()
         os.close(self._notify)
         os.close(self._interrupt)
+        self._notify = -1
 
     def _path(self, attempt_id: str) -> Path:
         if not _ID.fullmatch(attempt_id):

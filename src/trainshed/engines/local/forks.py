@@ -80,6 +80,7 @@ class ForkServer:
                     (os.POSIX_SPAWN_DUP2, log, 2),
                     (os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET_FD),
                 ],
+                setsigmask=[],
             )
         except OSError as error:
             ours.close()
