@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from functools import cache
 
 from fastapi import FastAPI
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -74,7 +74,7 @@ def create_app(services: Services, *, public_only: bool = False) -> ASGIApp:
 
     @cache
     def openapi() -> bytes:
-        return json.dumps(documents.build(api), ensure_ascii=False).encode()
+        return to_json(documents.build(api))
 
     api.state.openapi = openapi
     return Gate(api, services.limiter, services.http_metrics)

@@ -128,9 +128,31 @@ def _example(code: str) -> dict[str, Any]:
 
 
 def _answer_schema(operation: Operation) -> dict[str, Any]:
-    if operation.content != "application/json":
-        return {"type": "string", "format": "binary"} if operation.answer is None else {"type": "string"}
-    return {} if operation.answer is None else {"$ref": _reference(operation.answer)}
+    if operation.content == "text/event-stream":
+        return _event_schema(operation.answer)
+    if operation.answer is not None:
+        return {"$ref": _reference(operation.answer)}
+    if operation.content == "application/json":
+        return {"type": "object"}
+    text = operation.content.startswith("text/")
+    return {"type": "string"} if text else {"type": "string", "format": "binary"}
+
+
+def _event_schema(shape: Any) -> dict[str, Any]:
+    """One server-sent event: ``shape`` as JSON in ``data``, other objects in the last one."""
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {
+            "id": {"type": "string", "description": "Send the last one as `Last-Event-ID` to go on behind it."},
+            "event": {"type": "string", "enum": ["message", "end", "error"]},
+            "data": {
+                "type": "string",
+                "contentMediaType": "application/json",
+                "contentSchema": {"anyOf": [{"$ref": _reference(shape)}, {"type": "object"}]},
+            },
+        },
+    }
 
 
 def _reference(shape: Any) -> str:

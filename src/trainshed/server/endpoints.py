@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from trainshed.model.access import WORKSPACE_ID, KeyKind, Permission, Principal
 from trainshed.model.errors import Refusal
-from trainshed.model.submission import decode_json
+from trainshed.model.strict_json import decode_json
 from trainshed.server import auth, documents
 from trainshed.server.documents import Param
 from trainshed.server.errors import error_response
@@ -114,7 +114,7 @@ class Operation:
 
     summary: str
     answer: Any = None
-    """The shape of a successful answer; ``None`` for bytes or text."""
+    """The shape of a successful answer, or of each event of a stream; ``None`` for bytes or text."""
     any_of: Collection[Permission] = ()
     """The key must hold one of these."""
     refuses: Collection[str] = ()

@@ -64,6 +64,8 @@ class JobWatch:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._written = asyncio.Event()
+        self._announced = self._stopping = False
         self._task = asyncio.create_task(self._run(), name="job-watch")
 
     async def stop(self) -> None:

@@ -65,6 +65,7 @@ def list_events(call: Call, job_id: str) -> Page[shapes.Event]:
     "/{job_id}/events/stream",
     Operation(
         "Follow a Job's events",
+        answer=shapes.Event,
         any_of=READ,
         params=(LAST_EVENT_ID,),
         refuses=("JOB_NOT_FOUND",),

@@ -30,7 +30,7 @@ from trainshed.server.log_views import (
 )
 from trainshed.server.routes.jobs import READ
 from trainshed.server.services import Services
-from trainshed.server.shapes.logs import LogPage
+from trainshed.server.shapes.logs import LogItem, LogPage
 from trainshed.server.sse import Message, event_stream
 from trainshed.store import jobs as store
 
@@ -129,6 +129,7 @@ async def _wait_for_more(
     "/{job_id}/logs/stream",
     Operation(
         "Follow a Job's log",
+        answer=LogItem,
         any_of=READ,
         params=(SOURCE, TAIL, CURSOR, TRIAL, LAST_EVENT_ID),
         refuses=_REFUSES,

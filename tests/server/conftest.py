@@ -1,0 +1,49 @@
+"""Sites for the server's tests (see `support.site`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.rows import IDS
+from support.site import Site, open_site
+from trainshed.store.database import Database
+
+
+@pytest.fixture
+def site(database: Database, tmp_path: Path) -> Iterator[Site]:
+    """A site on each kind of database in turn."""
+    with open_site(database, tmp_path / "data") as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_site(tmp_path: Path, _migrated_sqlite: Path) -> Iterator[Site]:
+    """A site on SQLite, for what does not depend on the database."""
+    path = tmp_path / "site.sqlite"
+    path.write_bytes(_migrated_sqlite.read_bytes())
+    database = Database(f"sqlite:///{path}")
+    with open_site(database, tmp_path / "data") as opened:
+        yield opened
+    database.close()
+
+
+@pytest.fixture
+def make_site(tmp_path: Path, _migrated_sqlite: Path) -> Iterator[Callable[..., Site]]:
+    """Sites on SQLite with their own limits or policy."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**options: Any) -> Site:
+            path = tmp_path / f"site-{IDS.ulid()}"
+            path.mkdir()
+            file = path / "site.sqlite"
+            file.write_bytes(_migrated_sqlite.read_bytes())
+            database = Database(f"sqlite:///{file}")
+            stack.callback(database.close)
+            return stack.enter_context(open_site(database, path / "data", **options))
+
+        yield make

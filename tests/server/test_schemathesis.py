@@ -1,0 +1,109 @@
+"""The OpenAPI document against the application: no 5xx, and no answer outside the documented shapes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import schemathesis
+from schemathesis import GenerationMode, checks
+from schemathesis.python import asgi
+from starlette.types import ASGIApp
+
+from support.site import Site, finish, open_site, put_output, start, trials
+from trainshed.store.database import Database
+
+EXAMPLES = int(os.environ.get("TRAINSHED_SCHEMATHESIS_EXAMPLES", "12"))
+
+
+@dataclass(frozen=True)
+class Fuzzed:
+    """An application, its document, a key, and path parameters that name what exists."""
+
+    app: ASGIApp
+    document: dict[str, Any]
+    key: str
+    known: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory, _migrated_sqlite: Path) -> Iterator[Fuzzed]:
+    folder = tmp_path_factory.mktemp("fuzzed")
+    path = folder / "site.sqlite"
+    path.write_bytes(_migrated_sqlite.read_bytes())
+    database = Database(f"sqlite:///{path}")
+    with open_site(database, folder / "data") as site:
+        found = Fuzzed(site.app, site.get("/openapi.json").json(), site.owner_key, seed(site))
+    yield found
+    database.close()
+
+
+CHECKS = [
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.response_headers_conformance,
+]
+
+
+def seed(site: Site) -> dict[str, str]:
+    """A finished Job with a log and an Artifact; path parameters that name what exists."""
+    job = site.submit("seed")
+    (trial,) = trials(site, job["job_id"])
+    attempt = start(site, trial)
+    put_output(site, attempt, [(1, b"line\n"), (2, b"\xff\n")])
+    finish(site, trial, attempt, artifacts={"outputs/a.txt": b"artifact"})
+    (artifact,) = site.get(f"/v1/trials/{trial.id}/artifacts").json()["items"]
+    (runner,) = site.get("/v1/runners").json()["items"]
+    return {
+        "job_id": job["job_id"],
+        "trial_id": trial.id,
+        "artifact_id": artifact["artifact_id"],
+        "namespace": "envloop",
+        "name": "bash",
+        "revision": "main",
+        "path": "main.sh",
+        "workspace": "default",
+        "project": "default",
+        "user": "ada",
+        "sha256": runner["snapshot_sha256"],
+    }
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_no_answer_is_a_5xx_or_outside_the_documented_shapes(fuzzed: Fuzzed, mode: GenerationMode):
+    schema = schemathesis.openapi.from_dict(fuzzed.document)
+    headers = {"Authorization": f"Bearer {fuzzed.key}"}
+    seen = 0
+    with asgi.get_client(fuzzed.app) as session:
+        for found in schema.get_all_operations():
+            operation = found.ok()
+            seen += 1
+
+            @hypothesis.settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                database=None,
+                phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+                suppress_health_check=list(hypothesis.HealthCheck),
+            )
+            @hypothesis.given(case=operation.as_strategy(generation_mode=mode), real=st.booleans())
+            def check(case: Any, real: bool) -> None:
+                if real:
+                    for name in case.path_parameters or {}:
+                        case.path_parameters[name] = fuzzed.known.get(name, case.path_parameters[name])
+                answer = case.call(session=session, headers=headers)
+                case.validate_response(answer, checks=CHECKS)
+
+            # Operations without any input have nothing that could be wrong.
+            with contextlib.suppress(hypothesis.errors.Unsatisfiable):
+                check()
+    assert seen > 70
