@@ -164,6 +164,49 @@ class CursorExpired(Exception):
     """The cursor points into a log that retention has removed."""
 
 
+_Readers = Sequence[tuple[Output, LogReader]]
+
+
+class _Merge:
+    """The records of all sources in order of time; what `take` has given out is behind ``places``."""
+
+    def __init__(self, readers: _Readers, system: Iterator[SystemRecord], cursor: Cursor) -> None:
+        self.places = dict(cursor.outputs)
+        self.newest_system = cursor.system
+        self._readers = readers
+        self._streams: list[Iterator[Item]] = [
+            _output_items(output, reader, self._place(output)) for output, reader in readers
+        ]
+        self._streams.append(system)
+        self._heads: list[tuple[int, int, Item]] = []
+        for number in range(len(self._streams)):
+            self._advance(number)
+
+    def peek(self) -> Item | None:
+        """The next record, ``None`` at the end."""
+        return self._heads[0][2] if self._heads else None
+
+    def take(self) -> Item:
+        _, number, item = heapq.heappop(self._heads)
+        if isinstance(item, SystemRecord):
+            self.newest_system = item.id
+        else:
+            self.places[item.output.key] = item.place
+        self._advance(number)
+        return item
+
+    def _advance(self, number: int) -> None:
+        item = next(self._streams[number], None)
+        if item is not None:
+            heapq.heappush(self._heads, (item.at_ns, number, item))
+        elif number < len(self._readers):
+            output, reader = self._readers[number]
+            self.places[output.key] = Place(reader.reached, self._place(output).dropped)
+
+    def _place(self, output: Output) -> Place:
+        return self.places.get(output.key, Place())
+
+
 def forward(
     outputs: Sequence[Output],
     read_system: ReadSystem | None,
@@ -172,50 +215,27 @@ def forward(
     limit: int,
     max_bytes: int = MAX_PAGE_BYTES,
 ) -> Page:
-    """Up to ``limit`` records from ``cursor`` on; ``read_system`` is ``None`` where system records are not asked for.
+    """Up to ``limit`` records from ``cursor`` on; without ``read_system`` no system records.
 
     Raises `CursorExpired`.
     """
     for output in outputs:
         if output.deleted and cursor.outputs.get(output.key, Place()).position != START:
             raise CursorExpired(output.trial_name)
-    places = dict(cursor.outputs)
-    newest_system = cursor.system
     items: list[Item] = []
     size = 0
     with _opened(outputs) as readers:
-        streams: list[Iterator[Item]] = [
-            _output_items(output, reader, places.get(output.key, Place())) for output, reader in readers
-        ]
-        if read_system is not None:
-            streams.append(iter(read_system(cursor.system, limit + 1)))
-        heap: list[tuple[int, int, Item]] = []
-
-        def advance(number: int) -> None:
-            item = next(streams[number], None)
-            if item is not None:
-                heapq.heappush(heap, (item.at_ns, number, item))
-            elif number < len(readers):
-                output, reader = readers[number]
-                dropped = places.get(output.key, Place()).dropped
-                places[output.key] = Place(reader.reached, dropped)
-
-        for number in range(len(streams)):
-            advance(number)
-        while heap:
-            _, number, item = heap[0]
+        system = read_system(cursor.system, limit + 1) if read_system else ()
+        merge = _Merge(readers, iter(system), cursor)
+        while (item := merge.peek()) is not None:
             if len(items) >= limit or (items and size + item.size > max_bytes):
                 break
-            heapq.heappop(heap)
-            if isinstance(item, SystemRecord):
-                newest_system = item.id
-            else:
-                places[item.output.key] = item.place
-            if read_system is not None or not item.is_gap:
+            merge.take()
+            if read_system or not item.is_gap:
                 items.append(item)
                 size += item.size
-            advance(number)
-        return _page(readers, outputs, items, Cursor(newest_system, places), has_more=bool(heap))
+        reached = Cursor(merge.newest_system, merge.places)
+        return _page(readers, outputs, items, reached, has_more=item is not None)
 
 
 def tail(
@@ -254,9 +274,6 @@ def tail(
             kept.append(item)
         cursor = Cursor(system[-1].id if system else 0, places)
         return _page(readers, outputs, kept[::-1], cursor, has_more=False)
-
-
-_Readers = Sequence[tuple[Output, LogReader]]
 
 
 @contextlib.contextmanager

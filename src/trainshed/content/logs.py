@@ -1,7 +1,7 @@
-"""Reading log files: records forward from any place, the last records of a long file, exact bytes of a stream.
+"""Reading log files: records from any place on, the last records of a long file, exact bytes of a stream.
 
-The format is that of ``trainshed.jobkit.frames``. A file may still grow, may miss its end after a crash, and may
-be gone; a reader stops before the first frame that is not whole and says how far it came (promise P8).
+The format is that of ``trainshed.jobkit.frames``. A file may still grow, may miss its end after a crash,
+and may be gone; a reader stops before the first frame that is not whole and says how far it came (P8).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -105,7 +104,7 @@ class LogReader:
             self.reached = Position(frame.end, 0)
 
     def tail(self, count: int, most_bytes: int) -> list[Record]:
-        """The last ``count`` records, fewer if they have more than ``most_bytes``; then ``reached`` is the end."""
+        """The last ``count`` records, fewer if they have over ``most_bytes``; then ``reached`` is the end."""
         found: deque[Record] = deque()
         size = 0
         starts = [0, *self._indexed()]
@@ -144,7 +143,7 @@ class LogReader:
         return kept
 
     def stream_bytes(self, stream: int, piece_bytes: int = 1 << 20) -> Iterator[bytes]:
-        """Exactly the bytes the program wrote to ``stream``, in pieces of at least ``piece_bytes`` but the last."""
+        """Exactly the bytes the program wrote to ``stream``; all pieces but the last have ``piece_bytes``."""
         parts: list[bytes] = []
         size = 0
         for frame in self._frames(0):

@@ -1,1 +1,1 @@
-"""The HTTP room: handlers, the OpenAPI document, and the process that serves them (`trainshed.server.run`)."""
+"""The HTTP room: handlers, their OpenAPI document, the process that serves them (`trainshed.server.run`)."""

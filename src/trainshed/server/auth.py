@@ -20,7 +20,7 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
 
 
 def authenticate(database: Database, headers: Mapping[str, str], *, at: float) -> Principal:
-    """The principal of a request; raises `Refusal` 401 for no or a bad key, 403 for a foreign scope header."""
+    """The principal of a request; raises `Refusal`: 401 for no or a bad key, 403 for a foreign scope."""
     hashed = presented_key(headers)
     if hashed is None:
         said = "is not `Bearer KEY`" if "authorization" in headers else "is missing"

@@ -144,7 +144,10 @@ def _event_schema(shape: Any) -> dict[str, Any]:
         "type": "object",
         "required": ["data"],
         "properties": {
-            "id": {"type": "string", "description": "Send the last one as `Last-Event-ID` to go on behind it."},
+            "id": {
+                "type": "string",
+                "description": "Send the last one as `Last-Event-ID` to go on behind it.",
+            },
             "event": {"type": "string", "enum": ["message", "end", "error"]},
             "data": {
                 "type": "string",
@@ -241,13 +244,14 @@ def _is_request(shape: Any) -> bool:
 
 
 _DESCRIPTION = """\
-Every path is also served under `/api`. Ids in paths are percent-encoded. Unknown query parameters are ignored.
+Every path is also served under `/api`. Ids in paths are percent-encoded. Unknown query parameters are
+ignored.
 
 **Keys.** `Authorization: Bearer KEY`. A key decides its project; the headers `X-Workspace-Id` and
 `X-Project-Id` may repeat them, and naming others is refused with 403.
 
-**Refusals** all have the shape `Error`; `code` is for programs, `message` and `hint` are for people. Nothing was
-changed by a refused request.
+**Refusals** all have the shape `Error`; `code` is for programs, `message` and `hint` are for people. Nothing
+was changed by a refused request.
 
 **Lists** answer `items` and `next_cursor`. **Times** are ISO 8601 with offset.
 

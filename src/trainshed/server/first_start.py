@@ -1,4 +1,4 @@
-"""What every start makes sure of: the instance id, the project `default`, the owner key, the shipped Runner."""
+"""What every start makes sure of: instance id, project `default`, owner key, the shipped Runner."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _instance(connection: Connection, now: float) -> str:
 
 
 def _ensure_owner_key(database: Database, path: Path, clock: Callable[[], float], ids: IdFactory) -> None:
-    """The file comes first and is durable, then the row: a crash between leaves a file that is adopted here."""
+    """The durable file comes first, then the row: a crash between leaves a file that is adopted here."""
     text = _read_or_create(path)
     hashed = key_hash(text)
     with database.read() as connection:

@@ -120,7 +120,7 @@ async def read_body(receive: Receive, declared: str | None, limit: int) -> bytes
 
 
 async def _next(receive: Receive, deadline: float | None) -> Message | None:
-    """The next piece of the body. What is too large is still taken for a while, so that the sender hears why."""
+    """The next piece of the body. What is too large is taken for a while, so that the sender hears why."""
     if deadline is None:
         return await receive()
     try:

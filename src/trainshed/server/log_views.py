@@ -1,4 +1,4 @@
-"""The log of a Job over HTTP: what is asked for, where the sources are, and pages in contract E b5's words."""
+"""The log of a Job over HTTP: what is asked for, where the sources are, pages in contract E b5's words."""
 
 from __future__ import annotations
 

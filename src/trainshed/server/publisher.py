@@ -1,5 +1,6 @@
-"""Publishing one Runner Revision: verify, claim the name, store once, move the ref. Used over HTTP and for the
-Runners that this program ships.
+"""Publishing one Runner Revision: verify, claim the name, store once, move the ref.
+
+Used over HTTP and for the Runners that this program ships.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def publish(
     *,
     at: float,
 ) -> Published:
-    """Publish ``document`` (see `Publication`, with ``source_ref`` and ``visibility``) as a Revision of ``name``.
+    """Publish ``document``, a `Publication` with ``source_ref`` and ``visibility``, under ``name``.
 
     Publishing a commit again is fine and changes at most the ref and a withdrawal. Raises `Refusal`
     ``INVALID_RUNNER``, ``BLOB_NOT_FOUND``, ``RUNNER_HASH_MISMATCH``, ``NAMESPACE_TAKEN``.

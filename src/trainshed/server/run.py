@@ -15,7 +15,6 @@ from types import FrameType
 
 import structlog
 import uvicorn
-from sqlalchemy.exc import ArgumentError
 
 from trainshed.server import config as configuration
 from trainshed.server.data_folder import (
@@ -160,8 +159,6 @@ def _deployment(options: ServeOptions, config: configuration.Config, folder: Dat
         raise CannotServe(str(error), EXIT_DATABASE) from error
     except DatabaseUnavailable as error:
         raise CannotServe(f"the database does not answer: {error}", EXIT_DATABASE) from error
-    except ArgumentError as error:
-        raise CannotServe(f"the database URL cannot be used: {error}", EXIT_SETTINGS) from error
     except ValueError as error:
         raise CannotServe(str(error), EXIT_SETTINGS) from error
 

@@ -1,5 +1,6 @@
-"""From rows to the shapes of the API. Rows are loaded in batches: a page costs the same few queries whatever
-its length.
+"""From rows to the shapes of the API.
+
+Rows are loaded in batches: a page costs the same few queries whatever its length.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 __all__ = ["Connection", "Database", "DatabaseFull", "DatabaseUnavailable", "Write"]
 
@@ -41,10 +41,13 @@ class DatabaseFull(DatabaseUnavailable):
 
 
 class Database:
-    """A database and its two ways in: ``read`` and ``write``. Thread-safe."""
+    """A database and its two ways in: ``read`` and ``write``. Thread-safe.
+
+    Raises `ValueError` for a URL that is none or names another kind than SQLite and PostgreSQL.
+    """
 
     def __init__(self, url: str) -> None:
-        self.url = make_url(url)
+        self.url = _checked_url(url)
         self.dialect = self.url.get_backend_name()
         if self.dialect == "sqlite":
             self.engine = _sqlite(url)
@@ -113,6 +116,16 @@ class Database:
         if self._writer:
             self._writer.close()
         self.engine.dispose()
+
+
+def _checked_url(text: str) -> URL:
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise ValueError("the database URL cannot be parsed; write postgresql://user@host/name") from None
+    if url.get_backend_name() not in {"sqlite", "postgresql"}:
+        raise ValueError(f"the database must be sqlite or postgresql, not {url.get_backend_name()}")
+    return url
 
 
 class _GroupWriter:

@@ -12,7 +12,7 @@ _KEY = 0x7472_6169_6E6C_6472
 
 
 class Leadership:
-    """Held by at most one process at a time. On SQLite the lock on the data folder decides, so it is always ours."""
+    """Held by at most one process at a time. On SQLite the lock on the data folder decides: always ours."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,1 +1,1 @@
-"""One module a resource. Each declares its operations on `Routes`; `trainshed.server.app` puts them together."""
+"""One module a resource: each declares its operations, `trainshed.server.app` puts them together."""

@@ -1,4 +1,4 @@
-"""Administration: projects, members, keys. Needs the permission `admin`; the owner key may name any project."""
+"""Administration: projects, members, keys. Needs `admin`; the owner key may name any project."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def read_project(call: Call, project: str) -> shapes.ProjectAdmin:
     ),
 )
 def update_project(call: Call, project: str) -> shapes.ProjectAdmin:
-    """Only the keys given change; null lifts a limit. Limits and priority are changed with the owner key only."""
+    """Only the keys given change; null lifts a limit. Limits and priority need the owner key."""
     body = Body(call.object())
     body.known(["name", "priority", "max_gpus", "budget_gpu_hours"])
     values = _limits(body)
@@ -213,8 +213,9 @@ def list_keys(call: Call, project: str) -> Page[shapes.KeyItem]:
     ),
 )
 def create_key(call: Call, project: str) -> Reply:
-    """Either `permissions` one by one or those of a `role`. A key with `training.run` also gets
-    `training.stop` and the reads it needs, unless the server is configured otherwise (A11).
+    """Either `permissions` one by one or those of a `role`.
+
+    A key with `training.run` also gets `training.stop`, unless the server is configured otherwise (A11).
     """
     body = Body(call.object())
     body.known(["label", "kind", "permissions", "role", "user", "expires_in_seconds"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 from pydantic_core import to_json
@@ -32,6 +33,7 @@ LAST_EVENT_ID = Param(
     where="header",
 )
 _USE = "events"
+_EVENT_ID = re.compile(r"[0-9]{1,18}")
 
 
 @routes.get(
@@ -73,13 +75,14 @@ def list_events(call: Call, job_id: str) -> Page[shapes.Event]:
     ),
 )
 def stream_events(call: Call, job_id: str) -> Response:
-    """Server-sent events, oldest first, each with an `Event` as JSON. The last one, of type `end`, comes when
-    the Job has ended and everything it held is released.
+    """Server-sent events, oldest first, each with an `Event` as JSON.
+
+    The last one, of type `end`, comes when the Job has ended and everything it held is released.
     """
     with call.services.database.read() as connection:
         store.get_job(connection, call.project, job_id)
     last = call.request.headers.get("last-event-id", "")
-    after = int(last) if last.isdecimal() and last.isascii() and len(last) < 19 else 0
+    after = int(last) if _EVENT_ID.fullmatch(last) else 0
     return event_stream(_follow(call.services, job_id, after))
 
 

@@ -77,8 +77,10 @@ def views(call: Call, connection: Connection) -> Views:
     ),
 )
 def submit_job(call: Call) -> Reply:
-    """Everything that will run is frozen before the answer. A repeated request id with the same input answers
-    the same Job; with other input it is a conflict that lists the fields that differ.
+    """Everything that will run is frozen before the answer.
+
+    A repeated request id with the same input answers the same Job; with other input it is a conflict that
+    lists the fields that differ.
     """
     job_id, created = call.services.accept(call.principal, call.json())
     if created:

@@ -137,8 +137,9 @@ async def _wait_for_more(
     ),
 )
 async def stream_logs(call: Call, job_id: str) -> Response:
-    """Server-sent events, each with a record as in a log page; the event id is the cursor behind it. The last
-    one, of type `end`, comes when the Job has ended and all was delivered.
+    """Server-sent events, each with a record as in a log page; the event id is the cursor behind it.
+
+    The last one, of type `end`, comes when the Job has ended and all was delivered.
     """
     query = LogQuery.parse({**call.query, "limit": str(MAX_LIMIT)}, call.services.seal, job_id)
     start = query.cursor
@@ -188,7 +189,7 @@ async def _follow(
     ),
 )
 def read_raw(call: Call, trial_id: str) -> Response:
-    """The bytes of one stream as the program wrote them, up to now. `X-Log-Complete` says whether that is all."""
+    """The bytes of one stream as the program wrote them, up to now; `X-Log-Complete`: whether that is all."""
     name = call.query.get("stream", "stdout")
     kinds = {"stdout": STDOUT, "stderr": STDERR}
     if name not in kinds:

@@ -99,8 +99,9 @@ def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
     ),
 )
 def publish_revision(call: Call, namespace: str, name: str) -> Reply:
-    """Freezes a directory of a git commit. The objects sent prove that the commit holds exactly these files; a
-    published Revision never changes.
+    """Freezes a directory of a git commit; a published Revision never changes.
+
+    The git objects sent prove that the commit holds exactly these files.
     """
     if not NAME_PART.fullmatch(namespace) or not NAME_PART.fullmatch(name):
         raise Refusal.of(
@@ -168,8 +169,9 @@ def set_visibility(call: Call, namespace: str, name: str) -> shapes.RunnerVisibi
     ),
 )
 def withdraw(call: Call, namespace: str, name: str, revision: str) -> shapes.Withdrawn:
-    """It is no longer found; queued Trials of it will not start, running ones go on. Publishing the same
-    commit again brings it back.
+    """It is no longer found; queued Trials of it will not start, running ones go on.
+
+    Publishing the same commit again brings it back.
     """
     full, at = f"{namespace}/{name}", call.now
 
