@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.leftovers import processes_of
 from support.waiting import wait_until
 
 README = Path(__file__).parents[2] / "README.md"
@@ -61,17 +62,4 @@ def test_the_tour_works_as_written_and_leaves_nothing(tmp_path, environment):
     jobs = set(re.findall(r"^job\s+(job_\w+)", done.stdout, re.MULTILINE))
     assert len(jobs) == 2, "the same request id is one Job"
     assert not (tmp_path / "home/server/server.json").exists()
-    wait_until(lambda: not _processes_of(tmp_path), 10, "every process of the tour to be gone")
-
-
-def _processes_of(folder: Path) -> list[str]:
-    """Command lines of processes that were started in or for ``folder``."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-        except (OSError, ValueError):
-            continue
-        if process.name.isdigit() and str(folder) in command:
-            found.append(command)
-    return found
+    wait_until(lambda: not processes_of(tmp_path), 10, "every process of the tour to be gone")

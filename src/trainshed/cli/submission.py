@@ -111,7 +111,7 @@ def from_file(document: Mapping[str, Any], options: Options) -> dict[str, Any]:
 def read_file(name: str) -> dict[str, Any]:
     """The JSON object in a file, or on stdin for ``-``. Raises `click.UsageError`."""
     from trainshed.model.errors import Refusal  # noqa: PLC0415 - only a request file needs it
-    from trainshed.model.submission import decode_json  # noqa: PLC0415 - as above
+    from trainshed.model.strict_json import decode_json  # noqa: PLC0415 - as above
 
     try:
         data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if name == "-" else _read(Path(name))
