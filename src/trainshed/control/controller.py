@@ -9,17 +9,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 import structlog
 
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.control import metrics
+from trainshed.control.background import Background, Workers
+from trainshed.control.crashpoints import Point, reach
 from trainshed.control.finishing import Finisher
 from trainshed.control.fleet import encode_nodes
 from trainshed.control.placing import Placer
 from trainshed.control.reconcile import Reconciler
-from trainshed.engines.contract import Engine
+from trainshed.engines.contract import Engine, EngineError
 from trainshed.model.ids import IdFactory
 from trainshed.policy.effective import ServerPolicy
 from trainshed.store import queue, settings
@@ -30,14 +33,19 @@ LOOK_AT_ALL_SECONDS = 2.0
 SWEEP_SECONDS = 30.0
 RETENTION_SECONDS = 60.0
 _PAUSE_AFTER_ERROR = 1.0
+_THREADS = 4
+_RETIRED_AT_ONCE = 100
 
 log = structlog.get_logger(__name__)
 
 
 class Controller:
-    """Runs what was accepted, on one engine. ``start`` and ``stop`` once each; ``wake`` from any thread."""
+    """Runs what was accepted, on one engine. ``start`` and ``stop`` once each; ``wake`` from any thread.
 
-    def __init__(
+    Instead of ``start``, a caller may drive it with `step` from one thread.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it works with, and three settings
         self,
         database: Database,
         engine: Engine,
@@ -48,6 +56,7 @@ class Controller:
         *,
         log_retention_days: float = 90.0,
         poll_seconds: float = 1.0,
+        executor: Callable[[str], Executor] | None = None,
     ) -> None:
         self._database = database
         self._engine = engine
@@ -56,11 +65,17 @@ class Controller:
         self._poll = poll_seconds
         self._stopping = threading.Event()
         self._hint = threading.Event()
+        self._wake_guard = threading.Lock()
         ids = ids or IdFactory(clock)
+        executor = executor or _threads
         self._placer = Placer(database, engine.name, policy, clock, ids)
         finisher = Finisher(database, engine, blobs, policy, clock, ids)
+        self._workers = Workers(
+            collecting=Background(executor("collect"), clock, self.wake),
+            releasing=Background(executor("release"), clock, self.wake),
+        )
         self._reconciler = Reconciler(
-            database, engine, blobs, policy, self._placer, finisher, clock, self.wake
+            database, engine, blobs, policy, self._placer, finisher, clock, self._workers
         )
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._looked_at_all = self._swept = self._retired = float("-inf")
@@ -74,61 +89,68 @@ class Controller:
 
     def wake(self) -> None:
         """Hint that there may be something to do; cheap, and safe to forget."""
-        if threading.current_thread() is not self._thread and not self._hint.is_set():
-            self._hint.set()
-            self._engine.interrupt()
+        if threading.current_thread() is self._thread or self._hint.is_set():
+            return
+        # Under a lock, because nobody may ring an engine that was closed after `stop`.
+        with self._wake_guard:
+            if not self._stopping.is_set():
+                self._hint.set()
+                self._engine.interrupt()
 
     def stop(self) -> None:
         """Stop deciding. Attempts go on running; the next controller finds them again."""
-        self._stopping.set()
-        self._engine.interrupt()
+        with self._wake_guard:
+            self._stopping.set()
+            self._engine.interrupt()
         if self._thread.is_alive():
             self._thread.join()
         self._reconciler.close()
 
-    def _run(self) -> None:
-        changed: set[str] = set()
-        while not self._stopping.is_set():
-            try:
-                again = self._step(changed)
-            except DatabaseUnavailable as error:
-                log.warning("the database did not answer; trying again", error=str(error))
-                again, changed = False, set()
-                self._looked_at_all = float("-inf")
-                self._stopping.wait(_PAUSE_AFTER_ERROR)
-                continue
-            except Exception:
-                log.exception("a step of the controller failed; it starts over from the rows")
-                again, changed = False, set()
-                self._looked_at_all = float("-inf")
-                self._stopping.wait(_PAUSE_AFTER_ERROR)
-                continue
-            changed = self._engine.changed(0.0 if again or self._hint.is_set() else self._pause())
-            self._hint.clear()
+    def step(self, changed: set[str] | None = None, *, everything: bool = True) -> bool:
+        """One look at the world and what follows from it; whether another should follow at once.
 
-    def _step(self, changed: set[str]) -> bool:
+        ``changed`` are Attempts that may have news; ``everything`` looks at all and tidies up as well.
+        """
         now = time.monotonic()
-        everything = now - self._looked_at_all >= LOOK_AT_ALL_SECONDS
+        everything = everything or now - self._looked_at_all >= LOOK_AT_ALL_SECONDS
         if everything:
             self._looked_at_all = now
             self._read_nodes()
-            with self._database.read() as connection:
-                if self._placer.differs(connection):
-                    self._placer.reload()
-        again = self._reconciler.step(changed, everything=everything)
+            self._check_queue(thoroughly=now - self._swept >= SWEEP_SECONDS)
+        again = self._reconciler.step(changed or set(), everything=everything)
         self._placer.publish()
         if now - self._swept >= SWEEP_SECONDS:
             self._swept = now
             self._sweep()
-        if now - self._retired >= RETENTION_SECONDS:
+        if now - self._retired >= RETENTION_SECONDS and not self._retire_logs():
             self._retired = now
-            self._retire_logs()
         self.ready.set()
         return again
 
+    def _run(self) -> None:
+        changed: set[str] = set()
+        again = False
+        while not self._stopping.is_set():
+            try:
+                changed |= self._engine.changed(0.0 if again or not self.ready.is_set() else self._pause())
+                self._hint.clear()
+                again = self.step(changed, everything=False)
+                changed = set()
+            except DatabaseUnavailable as error:
+                log.warning("the database did not answer; trying again", error=str(error))
+                self._start_over()
+            except Exception:
+                log.exception("a step of the controller failed; it starts over from the rows")
+                self._start_over()
+
+    def _start_over(self) -> None:
+        self._looked_at_all = float("-inf")
+        self._placer.reload()
+        self._stopping.wait(_PAUSE_AFTER_ERROR)
+
     def _pause(self) -> float:
         """Seconds until there is something to do without a hint."""
-        due = [t for t in (self._placer.next_delayed(), self._reconciler.next_release()) if t is not None]
+        due = [t for t in (self._placer.next_delayed(), self._workers.next_due()) if t is not None]
         return max(0.0, min([self._poll, *(t - self._clock() for t in due)]))
 
     def _read_nodes(self) -> None:
@@ -138,6 +160,12 @@ class Controller:
         if text != self._nodes_text:
             self._database.write(lambda connection: settings.put(connection, settings.NODES, text))
             self._nodes_text = text
+
+    def _check_queue(self, *, thoroughly: bool) -> None:
+        with self._database.snapshot() as connection:
+            self._placer.read_changes(connection)
+            if self._placer.differs(connection, thoroughly=thoroughly):
+                self._placer.reload()
 
     def _sweep(self) -> None:
         """End what carries our mark and belongs to nobody (promise P6).
@@ -149,11 +177,24 @@ class Controller:
         for stranger in self._engine.sweep(known):
             metrics.strangers.inc()
             log.warning("ended a stranger", attempt=stranger)
+        reach(Point.SWEEP_AFTER_ENGINE)
 
-    def _retire_logs(self) -> None:
-        now = self._clock()
+    def _retire_logs(self) -> bool:
+        """Delete some logs that are past their retention; whether there may be more."""
         with self._database.read() as connection:
-            expired = queue.expired_logs(connection, now - self._retention)
+            expired = queue.expired_logs(connection, self._clock() - self._retention, _RETIRED_AT_ONCE)
         for attempt_id in expired:
-            self._database.write(partial(queue.mark_log_deleted, attempt_id=attempt_id, at=now))
-            self._engine.forget(attempt_id)
+            try:
+                # In this order, so that a crash between the two leaves no log that nobody deletes.
+                self._engine.forget(attempt_id)
+            except (EngineError, OSError) as error:
+                log.warning("an expired log cannot be deleted", attempt=attempt_id, error=str(error))
+                continue
+            reach(Point.RETIRE_AFTER_ENGINE)
+            self._database.write(partial(queue.mark_log_deleted, attempt_id=attempt_id, at=self._clock()))
+            reach(Point.RETIRE_AFTER_COMMIT)
+        return len(expired) == _RETIRED_AT_ONCE
+
+
+def _threads(name: str) -> Executor:
+    return ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix=name)

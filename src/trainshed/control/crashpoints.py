@@ -19,19 +19,28 @@ class Point(StrEnum):
 
     ACCEPT_BEFORE_COMMIT = "accept.before_commit"
     ACCEPT_AFTER_COMMIT = "accept.after_commit"
+    STOP_BEFORE_COMMIT = "stop.before_commit"
     STOP_AFTER_COMMIT = "stop.after_commit"
     PLACE_BEFORE_COMMIT = "place.before_commit"
     PLACE_AFTER_COMMIT = "place.after_commit"
     LAUNCH_AFTER_ENGINE = "launch.after_engine"
+    UNSTARTED_BEFORE_COMMIT = "unstarted.before_commit"
+    UNSTARTED_AFTER_COMMIT = "unstarted.after_commit"
     RUNNING_BEFORE_COMMIT = "running.before_commit"
     RUNNING_AFTER_COMMIT = "running.after_commit"
     STOP_AFTER_ENGINE = "stop.after_engine"
+    COLLECTING_BEFORE_COMMIT = "collecting.before_commit"
     COLLECTING_AFTER_COMMIT = "collecting.after_commit"
+    COLLECT_AFTER_BLOB = "collect.after_blob"
     COLLECT_AFTER_FILES = "collect.after_files"
     FINISH_BEFORE_COMMIT = "finish.before_commit"
     FINISH_AFTER_COMMIT = "finish.after_commit"
     RELEASE_AFTER_ENGINE = "release.after_engine"
+    RELEASE_BEFORE_COMMIT = "release.before_commit"
     RELEASE_AFTER_COMMIT = "release.after_commit"
+    SWEEP_AFTER_ENGINE = "sweep.after_engine"
+    RETIRE_AFTER_ENGINE = "retire.after_engine"
+    RETIRE_AFTER_COMMIT = "retire.after_commit"
 
 
 _CHOSEN = os.environ.get(VARIABLE)

@@ -16,11 +16,17 @@ INTERPRETERS: Mapping[str, str] = {"main.sh": "bash", "main.py": "python3"}
 """The Revision's own entrypoint always runs, whatever its mode bits say (E10)."""
 
 
+class GpusMissing(Exception):
+    """The node no longer has a GPU that was handed out on it."""
+
+
 def assigned_gpus(allocation: Allocation, nodes: Sequence[Node]) -> tuple[Gpu, ...]:
-    """The GPUs of an allocation, as the node knows them now."""
-    wanted = set(allocation.indices)
+    """The GPUs of an allocation, as the node knows them now. Raises `GpusMissing`."""
     here = next((node for node in nodes if node.name == allocation.node), None)
-    return tuple(gpu for gpu in (here.gpus if here else ()) if gpu.index in wanted)
+    known = {gpu.index: gpu for gpu in (here.gpus if here else ())}
+    if gone := [str(index) for index in allocation.indices if index not in known]:
+        raise GpusMissing(f"{allocation.node} no longer has the GPU {', '.join(gone)} that was handed out")
+    return tuple(known[index] for index in allocation.indices)
 
 
 def build_launch(

@@ -30,6 +30,8 @@ from trainshed.store.records import Allocation, Trial
 
 _ACTOR = "controller"
 _PAGE = 5000
+_LATE_EVENTS = 500
+"""How many of the newest events are looked at again; what comes later still is found by `Placer.differs`."""
 _BOARD_SECONDS = 1.0
 _MAX_PLACEMENTS = 64
 
@@ -61,8 +63,7 @@ class Placer:
         self._queue = Queue(policy.priority_worth_seconds)
         self._delayed: list[tuple[float, str]] = []
         self._trials: dict[str, Trial] = {}
-        self._newest = ""
-        self._newest_event = 0
+        self._newest_event: int | None = None
         self._board_at = 0.0
         self._board_text = ""
         self._decision: Decision | None = None
@@ -73,30 +74,37 @@ class Placer:
         return len(self._trials)
 
     def reload(self) -> None:
-        """Forget the queue and read it again: at the start, and whenever it differs from the database."""
+        """Forget the queue; the next `read_changes` reads all of it."""
         self._queue = Queue(self._policy.priority_worth_seconds)
-        self._delayed, self._trials, self._newest = [], {}, ""
+        self._delayed, self._trials, self._newest_event = [], {}, None
 
-    def read_changes(self, connection: Connection) -> int:
-        """Take in Trials queued since the last look and drop stopped ones; how many there were."""
-        if not self._newest_event:
-            self._newest_event = queue.newest_event(connection)
-        stopped, self._newest_event = queue.stopped_since(connection, self._newest_event)
-        stopped &= self._trials.keys()
-        self.remove(stopped)
-        count = len(stopped)
-        while True:
-            page = queue.queued_after(connection, self._newest, _PAGE)
+    def read_changes(self, connection: Connection) -> None:
+        """Take in Trials queued since the last look and drop stopped ones."""
+        if self._newest_event is None:
+            self._read_all(connection)
+            return
+        # Events of PostgreSQL may be committed in another order than they are numbered.
+        late = _LATE_EVENTS if connection.dialect.name == "postgresql" else 0
+        changes = queue.changes_since(connection, self._newest_event - late)
+        for trial in changes.queued:
+            known = self._trials.get(trial.id)
+            if known is None or known.not_before != trial.not_before:
+                self.add(trial)
+        self.remove(changes.stopped)
+        self._newest_event = max(changes.newest, self._newest_event)
+
+    def _read_all(self, connection: Connection) -> None:
+        # The event first: what is queued between the two readings is then read twice, not never.
+        self._newest_event, last = queue.newest_event(connection), ""
+        while page := queue.queued_after(connection, last, _PAGE):
             for trial in page:
                 self.add(trial)
-            count += len(page)
-            if page:
-                self._newest = page[-1].id
-            if len(page) < _PAGE:
-                return count
+            last = page[-1].id
 
-    def differs(self, connection: Connection) -> bool:
-        """Whether the database knows another number of queued Trials than this queue."""
+    def differs(self, connection: Connection, *, thoroughly: bool) -> bool:
+        """Whether the database knows other queued Trials than this queue: their number, or each of them."""
+        if thoroughly:
+            return queue.queued_ids(connection) != self._trials.keys()
         return queue.queue_length(connection) != len(self._trials)
 
     def add(self, trial: Trial) -> None:
@@ -172,12 +180,13 @@ class Placer:
         now = self._clock()
         while self._delayed and self._delayed[0][0] <= now:
             trial = self._trials.get(heapq.heappop(self._delayed)[1])
-            if trial is not None:
+            if trial is not None and trial.not_before <= now:
                 self._queue.add(trial.id, class_of(trial), trial.created_at)
 
     def _projects(self, now: float) -> dict[str, Project]:
         wanted = {line.key.project for line in self._queue.lines()}
-        with self._database.read() as connection:
+        # Of one moment: a Trial that ends between two readings must not miss in both, used and running (P5).
+        with self._database.snapshot() as connection:
             return {
                 project.id: Project(project_limits(project), project_account(connection, project, now=now))
                 for project in access.list_projects(connection)

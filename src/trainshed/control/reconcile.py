@@ -6,10 +6,7 @@ crash between any two of its lines is repaired by the next step of the next proc
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,9 +16,10 @@ from sqlalchemy import Connection
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.content.outputs import CollectionCancelled
 from trainshed.control import metrics
+from trainshed.control.background import Workers
 from trainshed.control.crashpoints import Point, reach
-from trainshed.control.finishing import Ended, Finisher, ended_move, retry_seconds, started_move
-from trainshed.control.launching import assigned_gpus, build_launch
+from trainshed.control.finishing import Ended, Finisher, ended_move, started_move
+from trainshed.control.launching import GpusMissing, assigned_gpus, build_launch
 from trainshed.control.placing import Placer
 from trainshed.control.snapshots import Snapshots
 from trainshed.engines.contract import Engine, EngineError, Launch, Observation, Phase
@@ -32,7 +30,7 @@ from trainshed.model.states import AllocationState, OutputStatus, State
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.retry import Again, after_failed_start
 from trainshed.store import moves, queue, runners
-from trainshed.store.database import Database, DatabaseUnavailable
+from trainshed.store.database import Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial
 
@@ -71,7 +69,7 @@ class _News:
 
 
 class Reconciler:
-    """One engine's Attempts. `step` is called by one thread; collecting and releasing run in a pool."""
+    """One engine's Attempts. `step` is called by one thread; collecting and releasing run in executors."""
 
     def __init__(
         self,
@@ -82,7 +80,7 @@ class Reconciler:
         placer: Placer,
         finisher: Finisher,
         clock: Callable[[], float],
-        wake: Callable[[], None],
+        workers: Workers,
     ) -> None:
         self._database = database
         self._engine = engine
@@ -91,14 +89,12 @@ class Reconciler:
         self._placer = placer
         self._finisher = finisher
         self._clock = clock
-        self._wake = wake
+        self._workers = workers
         self._snapshots = Snapshots(blobs)
-        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="finish")
-        self._busy: set[str] = set()
-        self._busy_lock = threading.Lock()
         self._launched: dict[str, float] = {}
         self._stopped: set[str] = set()
-        self._release_at: dict[str, float] = {}
+        self._hurried: set[str] = set()
+        self._again = False
         self.nodes: Sequence[Node] = ()
 
     def step(self, changed: set[str], *, everything: bool) -> bool:
@@ -106,6 +102,7 @@ class Reconciler:
 
         ``changed`` are Attempts that may have news; ``everything`` looks at all of them.
         """
+        self._again = False
         with self._database.read() as connection:
             self._placer.read_changes(connection)
             active = {trial.id: trial for trial in queue.active(connection)}
@@ -115,25 +112,31 @@ class Reconciler:
             for a in unreleased
             if a.state is AllocationState.HELD and a.trial_id in active
         ]
+        if everything:
+            self._forget_all_but(held)
         self._observe(held, changed, everything=everything)
         self._release([a for a in unreleased if a.state is not AllocationState.HELD])
         placed, again = self._placer.run(self.nodes, unreleased)
         if placed:
             self._launch([Active(item.trial, item.allocation) for item in placed])
-        return again
+        return again or self._again
 
     def close(self) -> None:
         """Finish nothing more; what is under way is repeated by the next process."""
         self._finisher.closing.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._workers.close()
 
-    def next_release(self) -> float | None:
-        """When the next failed release is due again (Unix seconds)."""
-        return min(self._release_at.values(), default=None)
+    def _forget_all_but(self, held: Sequence[Active]) -> None:
+        """What is remembered of Attempts only saves work; of ended ones it saves none."""
+        live = {item.allocation.attempt_id for item in held}
+        self._launched = {attempt_id: at for attempt_id, at in self._launched.items() if attempt_id in live}
+        self._stopped &= live
+        self._hurried &= live
 
     def _observe(self, held: Iterable[Active], changed: set[str], *, everything: bool) -> None:
         looked_at = [item for item in held if everything or self._has_news(item, changed)]
-        looked_at = [item for item in looked_at if not self._is_busy(item.allocation.id)]
+        self._hurried |= {i.allocation.attempt_id for i in looked_at if i.trial.state is State.STOPPING}
+        looked_at = [item for item in looked_at if self._workers.collecting.offers(item.allocation.id)]
         if not looked_at:
             return
         seen = self._engine.observe([item.allocation.attempt_id for item in looked_at])
@@ -181,10 +184,16 @@ class Reconciler:
         if found.phase in {Phase.EXITED, Phase.LOST}:
             news.ended.append((item, found))
             return
-        # Before the start marker too: a remembered stop is what keeps the program from ever starting.
-        self._engine.stop(item.allocation.attempt_id, grace_seconds=self._policy.stop_grace_seconds)
-        self._stopped.add(item.allocation.attempt_id)
-        reach(Point.STOP_AFTER_ENGINE)
+        attempt_id = item.allocation.attempt_id
+        if attempt_id not in self._stopped:
+            # Before the start marker too: a remembered stop is what keeps the program from ever starting.
+            try:
+                self._engine.stop(attempt_id, grace_seconds=self._policy.stop_grace_seconds)
+            except (EngineError, OSError) as error:
+                log.warning("a stop failed; it is tried again", attempt=attempt_id, error=str(error))
+                return
+            self._stopped.add(attempt_id)
+            reach(Point.STOP_AFTER_ENGINE)
         if found.phase is Phase.ABSENT:
             news.ended.append((item, found))
 
@@ -200,10 +209,7 @@ class Reconciler:
             )
             for item, seen in started:
                 moves.start_attempt(
-                    connection,
-                    item.allocation.attempt_id,
-                    at=seen.started_at or now,
-                    enforcement=json.dumps(dict(seen.enforcement)),
+                    connection, item.allocation.attempt_id, seen.started_at or now, seen.enforcement
                 )
             reach(Point.RUNNING_BEFORE_COMMIT)
             return made
@@ -259,16 +265,15 @@ class Reconciler:
                         usage="{}",
                     )
                     moves.set_allocation(connection, start.item.allocation.id, AllocationState.RELEASING)
+            reach(Point.UNSTARTED_BEFORE_COMMIT)
             return made
 
         made = self._database.write(store)
-        with self._database.read() as connection:
-            for trial in queue.queued(connection, [m.trial.id for m in made if m.after is State.QUEUED]):
-                self._placer.add(trial)
+        reach(Point.UNSTARTED_AFTER_COMMIT)
         for move in made:
             if move.after is State.FAILED:
                 metrics.ends.labels(status="failed", code=move.code).inc()
-        self._wake()
+        self._again = True
 
     def _launch(self, items: Sequence[Active]) -> None:
         launches: list[Launch] = []
@@ -279,9 +284,11 @@ class Reconciler:
                     launches.append(self._build(connection, item))
                 except Refusal as refusal:
                     failed.append(FailedStart(item, refusal.code, refusal.message, retryable=False))
+                except GpusMissing as missing:
+                    failed.append(FailedStart(item, "LAUNCH_FAILED", str(missing), retryable=True))
         now = self._clock()
         self._launched.update({launch.attempt_id: now for launch in launches})
-        errors: Mapping[str, EngineError] = self._engine.launch_many(launches) if launches else {}
+        errors = self._engine.launch_many(launches) if launches else {}
         reach(Point.LAUNCH_AFTER_ENGINE)
         by_attempt = {item.allocation.attempt_id: item for item in items}
         failed += [
@@ -309,85 +316,69 @@ class Reconciler:
         return self._snapshots.files(trial.snapshot_sha256, revision.manifest)
 
     def _end(self, ended: Sequence[tuple[Active, Observation]]) -> None:
-        """Close what has nothing to collect at once and together; hand the rest to the pool."""
+        """Close what has nothing to collect at once and together; hand the rest to the executor."""
         plain = [Ended(i.trial, i.allocation, seen) for i, seen in ended if not self._collects(i, seen)]
-        for done in plain:
-            self._engine_settled(done.allocation)
         if plain:
             self._finisher.finish(plain)
-            self._wake()
+            self._again = True
         collecting = [(item, seen) for item, seen in ended if self._collects(item, seen)]
         if not collecting:
             return
-        now = self._clock()
-        fresh: list[Move] = []
-        for item, seen in collecting:
-            if item.trial.state is State.PREPARING:
-                fresh.append(started_move(item.trial, seen, now))
-            if item.trial.state in {State.PREPARING, State.RUNNING}:
-                fresh.append(ended_move(item.trial, seen))
-        if fresh:
-            self._database.write(lambda connection: moves.apply(connection, fresh, at=now, actor=_ACTOR))
-        reach(Point.COLLECTING_AFTER_COMMIT)
+        self._store_collecting(collecting)
         with self._database.read() as connection:
             current = queue.by_id(connection, [item.trial.id for item, _ in collecting])
         for item, seen in collecting:
             trial = current[item.trial.id]
             if trial.state in {State.COLLECTING, State.STOPPING}:
                 work = partial(self._collect_and_finish, Ended(trial, item.allocation, seen))
-                self._in_pool(item.allocation.id, work)
+                self._workers.collecting.start(item.allocation.id, work)
+
+    def _store_collecting(self, ended: Sequence[tuple[Active, Observation]]) -> None:
+        now = self._clock()
+        fresh: list[Move] = []
+        for item, seen in ended:
+            if item.trial.state is State.PREPARING:
+                fresh.append(started_move(item.trial, seen, now))
+            if item.trial.state in {State.PREPARING, State.RUNNING}:
+                fresh.append(ended_move(item.trial, seen))
+
+        def store(connection: Connection) -> list[Move]:
+            made = moves.apply(connection, fresh, at=now, actor=_ACTOR)
+            reach(Point.COLLECTING_BEFORE_COMMIT)
+            return made
+
+        if fresh:
+            made = self._database.write(store)
+            metrics.starts.inc(sum(move.after is State.RUNNING for move in made))
+        reach(Point.COLLECTING_AFTER_COMMIT)
 
     @staticmethod
     def _collects(item: Active, seen: Observation) -> bool:
         started = seen.started_at is not None or item.trial.user_code_started
         return bool(item.trial.output_patterns) and started
 
-    def _collect_and_finish(self, ended: Ended) -> None:
+    def _collect_and_finish(self, ended: Ended) -> bool:
+        attempt_id, bounded = ended.allocation.attempt_id, ended.trial.state is State.STOPPING
+        with self._database.read() as connection:
+            files = self._files(connection, ended.trial)
         try:
-            with self._database.read() as connection:
-                files = self._files(connection, ended.trial)
-            self._engine_settled(ended.allocation)
-            self._finisher.finish([self._finisher.collect(ended, files)])
+            # A stop that comes while outputs are collected bounds the rest (E77): collecting begins again.
+            collected = self._finisher.collect(
+                ended, files, cancelled=lambda: not bounded and attempt_id in self._hurried
+            )
         except CollectionCancelled:
-            return
-
-    def _engine_settled(self, allocation: Allocation) -> None:
-        self._launched.pop(allocation.attempt_id, None)
-        self._stopped.discard(allocation.attempt_id)
+            return True
+        self._finisher.finish([collected])
+        return True
 
     def _release(self, due: Iterable[Allocation]) -> None:
-        now = self._clock()
         leaked = 0
         for allocation in due:
             leaked += allocation.state is AllocationState.LEAKED
-            if self._release_at.get(allocation.id, 0.0) <= now and not self._is_busy(allocation.id):
-                self._in_pool(allocation.id, partial(self._release_one, allocation))
+            self._workers.releasing.start(allocation.id, partial(self._release_one, allocation))
         metrics.leaked.set(leaked)
 
-    def _release_one(self, allocation: Allocation) -> None:
+    def _release_one(self, allocation: Allocation) -> bool:
         with self._database.read() as connection:
             job_id = queue.job_of(connection, allocation.trial_id)
-        if self._finisher.release(allocation, job_id):
-            self._release_at.pop(allocation.id, None)
-        else:
-            self._release_at[allocation.id] = self._clock() + retry_seconds(allocation.tries)
-
-    def _is_busy(self, key: str) -> bool:
-        with self._busy_lock:
-            return key in self._busy
-
-    def _in_pool(self, key: str, work: Callable[[], None]) -> None:
-        with self._busy_lock:
-            if key in self._busy:
-                return
-            self._busy.add(key)
-
-        def done(future: Future[None]) -> None:
-            with self._busy_lock:
-                self._busy.discard(key)
-            error = None if future.cancelled() else future.exception()
-            if error is not None and not isinstance(error, DatabaseUnavailable):
-                log.error("finishing failed; it is tried again", allocation=key, exc_info=error)
-            self._wake()
-
-        self._pool.submit(work).add_done_callback(done)
+        return self._finisher.release(allocation, job_id)
