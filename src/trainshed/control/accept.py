@@ -23,10 +23,10 @@ from trainshed.model.ids import IdFactory
 from trainshed.model.runner import RUN_COMMAND, RunnerDefinition
 from trainshed.model.selectors import Selector
 from trainshed.model.states import OutputStatus, State
+from trainshed.model.strict_json import canonical_json
 from trainshed.model.submission import (
     Submission,
     TrialRequest,
-    canonical_json,
     differences,
     parse_submission,
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.selectors import Selector, image_fault, parse_selector
+from trainshed.model.strict_json import canonical_json
 
 MAX_TRIALS = 16
 MAX_REQUEST_ID_CHARS = 128
@@ -24,6 +25,7 @@ MAX_NAME_CHARS = 128
 MAX_COMMAND_BYTES = 65536
 MAX_TAGS = 16
 MAX_TAG_VALUE_CHARS = 256
+MAX_COMPARED = 64
 MAX_COUNT = 2**31 - 1
 """No count or size may be larger; the database and every engine can hold it."""
 TAG_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -114,31 +116,6 @@ class Submission:
         return hashlib.sha256(self.canonical.encode()).hexdigest()
 
 
-def decode_json(body: bytes) -> Any:
-    """Decode a request body strictly: UTF-8, no duplicate keys, no NaN or Infinity.
-
-    Raises `Refusal` with ``INVALID_REQUEST``.
-    """
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) != len(items):
-            names = [name for name, _ in items]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"the key {twice!r} appears twice in one object")
-        return found
-
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        return json.loads(body.decode("utf-8"), object_pairs_hook=pairs, parse_constant=constant)
-    except RecursionError:
-        raise Refusal.of("INVALID_REQUEST", "the body is nested too deeply") from None
-    except ValueError as error:
-        raise Refusal.of("INVALID_REQUEST", f"the body is not JSON: {error}") from None
-
-
 def parse_submission(document: Any) -> Submission:
     """Check ``document`` by every rule that needs no lookup; raises `Refusal` with all faults at once."""
     if not isinstance(document, dict):
@@ -163,11 +140,6 @@ def parse_submission(document: Any) -> Submission:
         trials=tuple(trial for trial in trials if trial is not None),
         canonical=canonical_json({"type": "train", "trials": canonical}),
     )
-
-
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal texts exactly for equal values."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 
 
 def differences(stored: str, sent: str) -> list[Fault]:
@@ -447,9 +419,7 @@ def _canonical_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown_keys(value: Mapping[str, Any], known: tuple[str, ...], path: str, faults: FaultList) -> None:
-    for key in value:
-        if key in known:
-            continue
+    for count, key in enumerate(key for key in value if key not in known):
         where = _join(path, key)
         if key.lower() in _BACKEND_KEYS:
             faults.add(
@@ -460,7 +430,8 @@ def _unknown_keys(value: Mapping[str, Any], known: tuple[str, ...], path: str, f
             continue
         reason = _KEY_REASONS.get(key.lower())
         if reason is None:
-            near = difflib.get_close_matches(key, known, n=1)
+            # The comparison is slow, and no reader needs it for the thousandth unknown key.
+            near = difflib.get_close_matches(key, known, n=1) if count < MAX_COMPARED else []
             reason = f"did you mean `{near[0]}`?" if near else f"known keys here: {', '.join(known)}"
         faults.add(where, _SPEC_CODE, f"unknown key `{_clean(key)}`: {reason}")
 

@@ -1,0 +1,76 @@
+"""JSON as callers must write it, and as we compare it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from trainshed.model.errors import Refusal
+
+MAX_NESTING = 100
+"""Levels of lists and objects in a body."""
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def decode_json(body: bytes) -> Any:
+    """Decode a request body strictly: UTF-8, no duplicate keys, no NaN or Infinity, bounded nesting.
+
+    Raises `Refusal` with ``INVALID_REQUEST``.
+    """
+    # Everything that walks a document goes a stack frame deeper a level, up to the interpreter's limit.
+    if _depth_exceeds(body, MAX_NESTING):
+        raise Refusal.of("INVALID_REQUEST", f"the body is nested deeper than {MAX_NESTING} levels")
+    try:
+        return json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_pairs,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
+    except ValueError as error:
+        raise Refusal.of("INVALID_REQUEST", f"the body is not JSON: {error}") from None
+
+
+def _depth_exceeds(body: bytes, limit: int) -> bool:
+    """Whether brackets outside strings nest deeper than ``limit``, in one pass over the brackets."""
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return False
+    depth = 0
+    for token in _BRACKETS.finditer(body):
+        first = body[token.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > limit:
+                return True
+        elif first in b"]}":
+            depth -= 1
+    return False
+
+
+def _pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(items)
+    if len(found) != len(items):
+        seen: set[str] = set()
+        for name, _ in items:
+            if name in seen:
+                raise ValueError(f"the key {name[:80]!r} appears twice in one object")
+            seen.add(name)
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return number
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal texts exactly for equal values."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
