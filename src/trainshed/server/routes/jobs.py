@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainshed.control.stopping import accept_stop
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
 from trainshed.model.states import E_JOB_STATUSES
@@ -13,7 +14,6 @@ from trainshed.server.shapes import requests
 from trainshed.server.shapes.common import Page
 from trainshed.server.views import Views, job_result
 from trainshed.store import jobs as store
-from trainshed.store import moves
 from trainshed.store.database import Connection
 
 routes = Routes("jobs")
@@ -181,9 +181,7 @@ def stop(call: Call, job_id: str, trial_id: str | None) -> shapes.Job:
     at, actor = call.now, call.principal.actor
     with call.services.database.read() as connection:
         store.get_job(connection, call.project, job_id)
-    job = call.services.database.write(
-        lambda connection: moves.accept_stop(connection, job_id, trial_id=trial_id, at=at, actor=actor)
-    )
+    job = accept_stop(call.services.database, job_id, trial_id=trial_id, at=at, actor=actor)
     call.services.wake()
     with call.services.database.read() as connection:
         return views(call, connection).job(job)
