@@ -78,13 +78,16 @@ def test_an_unknown_runner_names_the_nearest_ones(run, fake):
         "POST /v1/jobs": refusal(404, "RUNNER_NOT_FOUND"),
         "GET /v1/runners": Reply(
             body=documents.page(
-                {"name": "envloop/bash", "revision": "0" * 40, "selector": "envloop/bash@main"}
+                {"name": "envloop/bash", "revision": "0" * 40, "source_ref": "main"},
+                {"name": "other/thing", "revision": "1" * 40, "source_ref": None},
             )
         ),
     }
-    ran = run("job", "submit", "--runner", "envlop/bash@main")
-    assert ran.status == Exit.NOT_FOUND
-    assert "did you mean envloop/bash@main?" in ran.err
+    for arguments in (("job", "submit", "--runner"), ("runner", "get")):
+        fake.routes["GET /v1/runners/envlop/bash"] = refusal(404, "RUNNER_NOT_FOUND")
+        ran = run(*arguments, "envlop/bash@v1")
+        assert ran.status == Exit.NOT_FOUND
+        assert "did you mean envloop/bash@main?" in ran.err
 
 
 @pytest.mark.parametrize(

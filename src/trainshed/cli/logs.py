@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from trainshed.sdk.objects import LogRecord
+if TYPE_CHECKING:
+    from trainshed.sdk.objects import LogRecord
 
 _SEQUENCE = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves

@@ -161,8 +161,9 @@ def _draw_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, 
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for label, _ in columns:
-        table.add_column(label, overflow="fold")
+    for place, (label, _) in enumerate(columns):
+        # The first column names the row; a name in pieces cannot be copied.
+        table.add_column(label, overflow="fold", no_wrap=place == 0)
     for row in rows:
         cells = [cell(pick(row, what)).replace("\n", " ") for _, what in columns]
         table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in cells))

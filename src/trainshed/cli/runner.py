@@ -13,7 +13,7 @@ import click
 from trainshed.cli import views
 from trainshed.cli.lazy import Group
 from trainshed.cli.output import Fields, Table, size
-from trainshed.cli.session import Session, json_option
+from trainshed.cli.session import MAX_SUGGESTIONS, Session, json_option
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client
@@ -165,7 +165,14 @@ def suggestions(session: Session, client: Client, wanted: str) -> Iterator[None]
     except NotFound as error:
         if error.code == "RUNNER_NOT_FOUND":
             with contextlib.suppress(TrainshedError):
+                name, at, _ = wanted.partition("@")
                 found = client.runners.list(limit=100)
-                known = [each.selector if "@" in wanted else each.name for each in found]
-                session.nearest(wanted, dict.fromkeys(known))
+                session.nearest(name, dict.fromkeys(each.name for each in found))
+                if at:
+                    session.suggestions = [
+                        f"{each.name}@{each.source_ref or each.revision}"
+                        for near in session.suggestions
+                        for each in found
+                        if each.name == near
+                    ][:MAX_SUGGESTIONS]
         raise
