@@ -240,5 +240,3 @@ def finish(
 def trials(site: Site, job_id: str) -> list[Trial]:
     with site.services.database.read() as connection:
         return jobs.trials_of(connection, [job_id])[job_id]
-
-
