@@ -449,7 +449,8 @@ def _join(path: str, key: str) -> str:
 
 
 def _clean(text: str) -> str:
-    return text[:80].encode("ascii", "backslashreplace").decode() if not text.isprintable() else text[:80]
+    short = text[:80]
+    return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")
 
 
 def _kind(value: Any) -> str:
