@@ -189,6 +189,7 @@ def test_every_refusal_of_a_submission_reaches_the_person_with_its_code(run, cod
     assert done.stdout == ""
 
 
+@pytest.mark.usefixtures("_plain_runner")
 def test_administration_from_project_to_revocation(run, ok, module_server, tmp_path):
     ok("project", "create", "cli-team", "--max-gpus", "1", "--gpu-hours", "2.5")
     assert (

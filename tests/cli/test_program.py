@@ -6,6 +6,7 @@ import ast
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 import pytest
 
 from trainshed.cli.completion import SHELLS
-from trainshed.cli.main import COMMANDS
+from trainshed.cli.main import COMMANDS, root
 from trainshed.cli.reference import commands, with_reference
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -122,3 +123,32 @@ def test_the_modules_of_commands_import_no_server_room_at_their_top():
         assert not found or path.stem in {"serve", "demo", "doctor"}, path.name
         top = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
         assert not found & top, path.name
+
+
+def documented_commands():
+    """Every command line of our program in code blocks of the README and the documentation."""
+    for path in (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))):
+        text = path.read_text().replace("\\\n", " ")
+        for line in re.findall(r"^(?: {4})?((?:trainshed|el) .+)$", text, re.MULTILINE):
+            yield pytest.param(line, id=f"{path.name}: {line[:50]}")
+
+
+@pytest.mark.parametrize("line", list(documented_commands()))
+def test_every_documented_command_line_is_understood(line):
+    _, *words = shlex.split(re.split(r" [<>|] ", line)[0], comments=True)
+    command, context = root, click.Context(root, info_name="trainshed")
+    while isinstance(command, click.Group):
+        values, words, _ = command.make_parser(context).parse_args(words)
+        assert words, f"no command in `{line}`"
+        del values
+        name, *words = words
+        command = command.get_command(context, name)
+        assert command is not None, f"no command `{name}`"
+        context = click.Context(command, parent=context, info_name=name)
+    command.make_parser(context).parse_args(words)
+
+
+def test_every_link_in_the_readme_and_the_documentation_leads_somewhere():
+    for path in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"

@@ -186,11 +186,9 @@ def _images() -> Check:
 
 
 def _database() -> Check:
-    import sqlite3  # noqa: PLC0415 - only here
-
-    found = f"SQLite {sqlite3.sqlite_version}"
     programs = _version("postgres", "--version") or _version("psql", "--version")
-    return Check("database", OK, f"{found} (embedded){f', {programs}' if programs else ''}", "keeping Jobs")
+    found = f"SQLite, embedded{f'; here is also {programs}' if programs else ''}"
+    return Check("database", OK, found, "keeping Jobs")
 
 
 def _disk() -> Check:
