@@ -44,7 +44,9 @@ def trial(**changes: Any) -> dict[str, Any]:
     }
 
 
-def job(status: str = "completed", trials: list[dict[str, Any]] | None = None, **changes: Any) -> dict[str, Any]:
+def job(
+    status: str = "completed", trials: list[dict[str, Any]] | None = None, **changes: Any
+) -> dict[str, Any]:
     """A Job with one Trial."""
     return {
         "job_id": JOB_ID,

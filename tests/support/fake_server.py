@@ -1,4 +1,4 @@
-"""A small HTTP server that answers exactly what a test scripts: contract shapes, refusals, cut connections."""
+"""A small HTTP server that answers exactly what a test scripts: contract shapes, refusals, cuts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ DROP = Reply(status=0)
 Handler = Callable[[Request], Reply]
 
 
-def refusal(status: int, code: str, message: str = "no", *, headers: Mapping[str, str] | None = None) -> Reply:
+def refusal(
+    status: int, code: str, message: str = "no", *, headers: Mapping[str, str] | None = None
+) -> Reply:
     """An error in the contract's shape."""
     fault = {"path": "", "code": code, "message": message}
     body = {"code": code, "message": message, "hint": "Do better.", "errors": [fault]}
