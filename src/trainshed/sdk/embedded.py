@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainshed.sdk.errors import ConfigurationError, ServerStartFailed, TrainshedError, WaitTimeout
-from trainshed.sdk.home import Home, private_folder, read_private, write_file
+from trainshed.sdk.home import Home, private_folder, read_private
 
 SERVER_FILE = "server.json"
 OWNER_KEY_FILE = "owner.key"
@@ -54,18 +54,6 @@ class RunningServer:
             return older and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
-
-
-def announce(data_dir: Path, url: str) -> None:
-    """Write ``server.json`` for the calling process. Called by a server once it answers requests."""
-    write_file(data_dir / SERVER_FILE, {"url": url, "pid": os.getpid(), "started_at": time.time()})
-
-
-def withdraw(data_dir: Path) -> None:
-    """Remove the calling process's own announcement, before it stops answering."""
-    server = read_announcement(data_dir)
-    if server is not None and server.pid == os.getpid():
-        (data_dir / SERVER_FILE).unlink(missing_ok=True)
 
 
 def read_announcement(data_dir: Path) -> RunningServer | None:
