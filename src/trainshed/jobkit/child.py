@@ -144,7 +144,8 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> bytes:
     enforcement["shm"] = "mount" if private else cgroups.NOT_ENFORCED
     enforcement |= {"storage": "watched", "log": "shim", "tree": launch["killing"]}
     storage = limits["storage_mb"] * cgroups.MIB
-    _lower(resource.RLIMIT_FSIZE, storage)
+    # Files in shared memory count for this limit too, and may be larger.
+    _lower(resource.RLIMIT_FSIZE, max(storage, limits["shm_mb"] * cgroups.MIB))
     _lower(resource.RLIMIT_CORE, 0)
     linux.forbid_new_privileges()
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
