@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from trainshed.content.logs import START, LogReader, Position, Record
-from trainshed.engines.contract import LogFiles
 from trainshed.jobkit import frames
+from trainshed.model.logs import LogFiles
 
 MAX_PAGE_BYTES = 2 << 20
 """Program bytes on one page; a page holds at least one record."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from trainshed.engines.contract import LogFiles
 from trainshed.jobkit import frames
+from trainshed.model.logs import LogFiles
 
 CHUNK_BYTES = 1 << 18
 """Read at once; larger than any frame, so a chunk without a whole frame means the end of the file."""

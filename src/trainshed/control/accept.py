@@ -10,9 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
-
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.fleet import SharedFleet
@@ -40,7 +37,7 @@ from trainshed.policy.effective import (
 )
 from trainshed.policy.waiting import rank
 from trainshed.store import access, jobs, queue, runners
-from trainshed.store.database import Database
+from trainshed.store.database import Connection, Database
 from trainshed.store.records import Job, Project, Revision
 
 
@@ -95,14 +92,7 @@ class Acceptance:
             reach(Point.ACCEPT_BEFORE_COMMIT)
             return None
 
-        try:
-            replayed = self._database.write(store)
-        except IntegrityError:
-            # Another process stored the same request id between our look and our commit (PostgreSQL).
-            with self._database.read() as connection:
-                replayed = self._replay(connection, principal, submission)
-            if replayed is None:
-                raise
+        replayed = self._database.write(store)
         reach(Point.ACCEPT_AFTER_COMMIT)
         return (replayed, False) if replayed else (job.id, True)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection
 
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.content.outputs import (
@@ -33,7 +32,7 @@ from trainshed.policy.budget import charge
 from trainshed.policy.effective import EffectiveResources, ServerPolicy
 from trainshed.policy.retry import Ending, Outcome, outcome
 from trainshed.store import events, moves, queue
-from trainshed.store.database import Database
+from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial
 

@@ -6,11 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection
-
 from trainshed.model.resources import Amounts, Gpu, Node
 from trainshed.policy.effective import Fleet
 from trainshed.store import settings
+from trainshed.store.database import Connection
 
 
 def encode_nodes(nodes: Sequence[Node]) -> str:

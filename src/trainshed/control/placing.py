@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
-
 from trainshed.control import metrics
 from trainshed.control.accept import project_account, project_limits
 from trainshed.control.crashpoints import Point, reach
@@ -24,7 +22,7 @@ from trainshed.policy.reasons import make_board, to_json
 from trainshed.policy.retry import access_revoked
 from trainshed.policy.waiting import Queue, TrialClass
 from trainshed.store import access, moves, queue, runners, settings
-from trainshed.store.database import Database
+from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
-from sqlalchemy import Connection
 
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.content.outputs import CollectionCancelled
@@ -30,7 +29,7 @@ from trainshed.model.states import AllocationState, OutputStatus, State
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.retry import Again, after_failed_start
 from trainshed.store import moves, queue, runners
-from trainshed.store.database import Database
+from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial
 

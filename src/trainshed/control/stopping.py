@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
-
 from trainshed.control.crashpoints import Point, reach
 from trainshed.store import moves
-from trainshed.store.database import Database
+from trainshed.store.database import Connection, Database
 from trainshed.store.records import Job
 
 

@@ -7,13 +7,13 @@ from trainshed.engines.contract import (
     Exit,
     Launch,
     Limits,
-    LogFiles,
     Observation,
     Phase,
     Release,
     TreeFile,
 )
 from trainshed.engines.registry import ENGINES, load
+from trainshed.model.logs import LogFiles
 
 __all__ = [
     "ENGINES",

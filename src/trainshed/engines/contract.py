@@ -27,6 +27,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Gpu, Node
 
 
@@ -136,14 +137,6 @@ class Release:
     """Each check made and what it saw, e.g. ``{"cgroup": "empty, removed", "shim": "gone"}``."""
     killed: int = 0
     """Processes that were still there and had to be killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogFiles:
-    """Where the frames of one replica's output lie (format: ``trainshed.jobkit.frames``)."""
-
-    frames: Path
-    index: Path
 
 
 class EngineError(Exception):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainshed.content.blobs import BlobStore
-from trainshed.engines.contract import LogFiles
 from trainshed.model.access import Principal
 from trainshed.model.ids import IdFactory
+from trainshed.model.logs import LogFiles
 from trainshed.server.cursors import CursorSeal
 from trainshed.server.follow import JobWatch
 from trainshed.server.limits import RateLimiter

@@ -19,12 +19,12 @@ from trainshed.engines.contract import (
     EngineError,
     Exit,
     Launch,
-    LogFiles,
     Observation,
     Phase,
     Release,
 )
 from trainshed.jobkit import frames
+from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node
 
 _LIMITS = ("cpus", "memory", "pids", "shm", "storage")

@@ -14,7 +14,6 @@ from pathlib import Path
 from trainshed.engines.contract import (
     EngineError,
     Launch,
-    LogFiles,
     Observation,
     Phase,
     Release,
@@ -24,6 +23,7 @@ from trainshed.engines.local.environment import base_environment, program_enviro
 from trainshed.engines.local.forks import ForkServer
 from trainshed.engines.local.release import release
 from trainshed.jobkit import cgroups, folder, linux, procs, shim, tree
+from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node, simulated_share
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")

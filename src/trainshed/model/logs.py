@@ -1,0 +1,14 @@
+"""Where the output of a replica lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """Where the frames of one replica's output lie (format: ``trainshed.jobkit.frames``)."""
+
+    frames: Path
+    index: Path
