@@ -47,3 +47,15 @@ def make_site(tmp_path: Path, _migrated_sqlite: Path) -> Iterator[Callable[..., 
             return stack.enter_context(open_site(database, path / "data", **options))
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def module_site(tmp_path_factory: pytest.TempPathFactory, _migrated_sqlite: Path) -> Iterator[Site]:
+    """One site on SQLite for a whole module of requests that change nothing."""
+    folder = tmp_path_factory.mktemp("site")
+    path = folder / "site.sqlite"
+    path.write_bytes(_migrated_sqlite.read_bytes())
+    database = Database(f"sqlite:///{path}")
+    with open_site(database, folder / "data") as opened:
+        yield opened
+    database.close()

@@ -96,7 +96,7 @@ def test_no_answer_is_a_5xx_or_outside_the_documented_shapes(fuzzed: Fuzzed, mod
                 suppress_health_check=list(hypothesis.HealthCheck),
             )
             @hypothesis.given(case=operation.as_strategy(generation_mode=mode), real=st.booleans())
-            def check(case: Any, real: bool) -> None:
+            def check(case: Any, *, real: bool) -> None:
                 if real:
                     for name in case.path_parameters or {}:
                         case.path_parameters[name] = fuzzed.known.get(name, case.path_parameters[name])
