@@ -1,0 +1,34 @@
+"""HyperQueue: server and worker in this process, as its wheel offers it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from bench.peers.measuring import NOOP, STAMP, answer
+
+
+def measure(tasks: int, place: Path) -> tuple[float, list[float]]:
+    from hyperqueue import Job, LocalCluster  # noqa: PLC0415 - may be missing
+    from hyperqueue.cluster import WorkerConfig  # noqa: PLC0415 - as above
+
+    with LocalCluster(server_dir=place / "server", worker_config=WorkerConfig()) as cluster:
+        client = cluster.client()
+        starts = []
+        for number in range(8):
+            output = place / f"stamp-{number}"
+            job = Job()
+            job.program(STAMP, stdout=output, stderr=None, cwd=place)
+            asked = time.time()
+            client.wait_for_jobs([client.submit(job)])
+            starts.append(float(output.read_text()) - asked)
+        job = Job()
+        for _ in range(tasks):
+            job.program(NOOP, stdout=None, stderr=None, cwd=place)
+        began = time.perf_counter()
+        client.wait_for_jobs([client.submit(job)])
+        return tasks / (time.perf_counter() - began), starts
+
+
+if __name__ == "__main__":
+    answer(measure)
