@@ -13,7 +13,7 @@ an attempt got; no process id is ever trusted across a restart.
 ``control``         FIFO: any byte means "read stop.json again"
 ``log.frames``      output (`trainshed.jobkit.frames`); ``log.index`` lies beside it
 ``work``            the program's working directory
-``reserve``         disk space kept for the end of the log and the exit record
+``.exit.json``      the exit record to be: disk space held for it and for the end of the log
 ==================  =====================================================================
 """
 
@@ -26,13 +26,14 @@ import os
 import struct
 
 LAUNCH, STOP, STARTED, EXIT = "launch.json", "stop.json", "started.json", "exit.json"
-LOCK, CONTROL, WORK, RESERVE = "lock", "control", "work", "reserve"
+LOCK, CONTROL, WORK = "lock", "control", "work"
 FRAMES, INDEX = "log.frames", "log.index"
 
 _FLOCK = struct.Struct("@hhqqi4x")
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
 
-_RESERVE_BYTES = 1 << 14
+_RECORD_TO_BE = ".exit.json"
+_RECORD_BYTES, _RESERVE_BYTES = 1 << 12, 1 << 13
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself is not loaded beside user code
@@ -146,19 +147,35 @@ def is_held(folder: StrPath) -> bool:
 
 def reserve(folder: StrPath) -> None:
     """Hold disk space for the last writes, so that a full disk cannot keep an end from being recorded."""
-    fd = os.open(os.path.join(folder, RESERVE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(os.path.join(folder, _RECORD_TO_BE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, _RESERVE_BYTES)
+        os.posix_fallocate(fd, 0, _RECORD_BYTES + _RESERVE_BYTES)
     finally:
         os.close(fd)
 
 
 def use_reserve(folder: StrPath) -> None:
-    """Give the held space back to the disk, for the writes that follow."""
+    """Give the disk back what is held for the end of the log."""
     try:
-        os.unlink(os.path.join(folder, RESERVE))
+        os.truncate(os.path.join(folder, _RECORD_TO_BE), _RECORD_BYTES)
     except FileNotFoundError:
         pass
+
+
+def record_exit(folder: StrPath, content: Json) -> None:
+    """Write the exit record, durably, into the space held for it. Needs the lock."""
+    path = os.path.join(folder, _RECORD_TO_BE)
+    data = json.dumps(content).encode()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.pwrite(fd, data, 0) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(fd, len(data))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(path, os.path.join(folder, EXIT))
+    sync_directory(folder)
 
 
 def open_control(folder: StrPath) -> int:

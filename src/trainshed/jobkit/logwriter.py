@@ -17,6 +17,7 @@ _LAST_BUFFER = (1 << 20) + frames.MAX_PAYLOAD
 _LARGE_PIPE = 1 << 20
 _HOLD_NS = int(frames.HOLD_SECONDS * 1e9)
 _ROOM = 1 << 11
+_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ class LogWriter:
     """Appends frames. Never raises for a full disk and never waits: what it cannot keep it counts."""
 
     def __init__(self, frames_path: str, index_path: str, limit: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(frames_path, flags, 0o600)
-        self._index_fd = os.open(index_path, flags, 0o600)
+        self._fd = os.open(frames_path, _OPEN_FLAGS, 0o600)
+        self._index_path = index_path
+        self._index_fd = -1  # most logs are too short to need one
         self._buffer = bytearray(_FIRST_BUFFER)
         self._view = memoryview(self._buffer)
         self._offset = 0
@@ -94,12 +95,13 @@ class LogWriter:
         """Say what was dropped, write the end, make it durable; ``False`` if a full disk prevents that."""
         self._write_gap()
         ended = self._append([frames.header(0, frames.EOF, 0, time.time_ns())])
-        for fd in (self._fd, self._index_fd):
-            try:
-                os.fdatasync(fd)
-            except OSError:
-                ended = False
-            os.close(fd)
+        try:
+            os.fdatasync(self._fd)
+        except OSError:
+            ended = False
+        os.close(self._fd)
+        if self._index_fd >= 0:
+            os.close(self._index_fd)
         return ended and not self._dropped
 
     def _cut(self, kind: int, end: int, now: int) -> int:
@@ -176,6 +178,8 @@ class LogWriter:
 
     def _index(self, offset: int) -> None:
         try:
+            if self._index_fd < 0:
+                self._index_fd = os.open(self._index_path, _OPEN_FLAGS, 0o600)
             os.write(self._index_fd, frames.OFFSET.pack(offset))
         except OSError:
             return  # readers do without

@@ -70,7 +70,7 @@ def _record(path: folder.StrPath, content: folder.Json) -> None:
     content = {**content, "finished_at": time.time()}
     for _ in range(_RECORD_TRIES):
         try:
-            folder.write_durably(path, folder.EXIT, content)
+            folder.record_exit(path, content)
         except OSError:
             time.sleep(1)  # a full disk: others may free it; without a record the attempt is lost
         else:
@@ -89,6 +89,7 @@ class _Attempt:
         # SIGCHLD has a handler, and the others are ignored, since the fork server.
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self._streams: dict[int, Stream] = {}
+        self._spec: folder.Json | None = None
         self._status: int | None = None
         self._reason = ""
         self._kill_at: float | None = None
@@ -246,10 +247,12 @@ class _Attempt:
     # After the program ended
 
     def _launch(self) -> folder.Json:
-        return folder.read(self._path, folder.LAUNCH) or {}
+        """What was to be run; read when it is needed, as keeping it all the time costs memory."""
+        if self._spec is None:
+            self._spec = folder.read(self._path, folder.LAUNCH) or {}
+        return self._spec
 
     def _group(self) -> cgroups.Group:
-        """The control groups; looked up when needed, as knowing them all the time costs memory."""
         layout = cgroups.Layout.from_json(self._launch()["cgroups"])
         return cgroups.Group(layout, os.path.basename(self._path))
 
