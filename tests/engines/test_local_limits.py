@@ -127,7 +127,7 @@ def test_one_file_cannot_outgrow_the_disk_limit_at_all(local: LocalHarness) -> N
         "        while True: file.write(b'x' * (1 << 20))\n"
         "    except OSError as error: print(errno.errorcode[error.errno], file.tell() >> 20)\n"
     )
-    run(local, code, replace(LIMITS, storage_mb=8))
+    run(local, code, replace(LIMITS, storage_mb=8, shm_mb=8))
     assert output(local) in {b"EFBIG 8\n", b""}  # empty: the watch was faster than the print
 
 

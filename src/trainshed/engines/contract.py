@@ -52,6 +52,7 @@ class EndedBy(StrEnum):
     EXIT = "exit"
     """By itself: exit code or a signal nobody of ours sent."""
     STOP = "stop"
+    """It was asked to; without an exit code if that was before it started."""
     TIMEOUT = "timeout"
     MEMORY = "memory"
     """The kernel's out-of-memory killer acted inside the attempt's limit."""
