@@ -262,7 +262,7 @@ class Group:
             tasks = os.path.join(path, "tasks")
             if os.path.exists(tasks):
                 _write(tasks, "0")
-            elif self.name not in _own_paths("/proc/self/cgroup").get("", ""):
+            elif not _own_paths("/proc/self/cgroup").get("", "").endswith("/" + self.name):
                 _write(os.path.join(path, "cgroup.procs"), "0")
 
     def exists(self) -> bool:
