@@ -15,7 +15,7 @@ from sqlalchemy import create_engine
 
 from support import postgres as private_postgres
 from support.postgres import PrivateCluster
-from support.processes import marked
+from support.processes import strangers_of
 from support.server import ServerProcess
 from support.waiting import wait_until
 from trainshed.store.database import Database
@@ -30,31 +30,17 @@ hypothesis.settings.load_profile(
 
 DATABASES = os.environ.get("TRAINSHED_TEST_DATABASES", "sqlite,postgresql").split(",")
 _LEAVE_SECONDS = 10.0
-_SESSION_MARK = f"TRAINSHED_TEST_SESSION_{os.getpid()}"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _session_mark() -> Iterator[None]:
-    """Mark every process that this session starts, so that others' are not taken for ours."""
-    os.environ[_SESSION_MARK] = "1"
+def _nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail the run if a server, a shim or a program of a Trial is still there at its end (promise P6).
+
+    The first fixture of the session, so the last one to be torn down.
+    """
+    folder = tmp_path_factory.getbasetemp()
     yield
-    del os.environ[_SESSION_MARK]
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the whole run if a server or a program of a Trial is still there (promise P6)."""
-    try:
-        wait_until(lambda: not marked(_SESSION_MARK.encode()), _LEAVE_SECONDS)
-    except AssertionError:
-        left = marked(_SESSION_MARK.encode())
-        lines = "\n".join(f"  {stranger.pid} {stranger.mark} {stranger.command}" for stranger in left)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        message = f"processes of these tests are still running:\n{lines}"
-        if reporter is not None:
-            reporter.write_line(message, red=True)
-        else:
-            raise pytest.UsageError(message) from None
+    wait_until(lambda: not strangers_of(folder), _LEAVE_SECONDS, f"the end of {strangers_of(folder)}")
 
 
 @pytest.fixture(scope="session")

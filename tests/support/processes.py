@@ -14,7 +14,7 @@ _MARKS = (b"TRAINSHED_ATTEMPT_ID=", b"TRAINSHED_TEST_SERVER=")
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A process that carries one of our marks in its environment."""
+    """A process that is ours by a mark in its environment or by where it stands."""
 
     pid: int
     mark: str
@@ -35,6 +35,13 @@ def command_of(pid: int) -> str:
     return ""
 
 
+def directory_of(pid: int) -> str:
+    """Where a process stands; empty if it is gone or not ours to read."""
+    with contextlib.suppress(OSError):
+        return str((_PROC / str(pid) / "cwd").readlink())
+    return ""
+
+
 def all_pids() -> Iterator[int]:
     return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
 
@@ -50,3 +57,30 @@ def marked(value: bytes = b"") -> list[Stranger]:
         if mark is not None and (not value or any(value in entry for entry in entries)):
             found.append(Stranger(pid, mark.decode(errors="replace"), command_of(pid)))
     return found
+
+
+def strangers_of(folder: Path) -> list[Stranger]:
+    """Live processes that stand in ``folder`` or below it, or name it in their command or environment.
+
+    Every server, fork server, shim and program of a test does; this process and its ancestors do not count.
+    """
+    name, family = str(folder), _ancestors()
+    return [
+        Stranger(pid, directory_of(pid), command_of(pid))
+        for pid in all_pids()
+        if pid not in family
+        and (
+            directory_of(pid).startswith(name)
+            or name in command_of(pid)
+            or any(name.encode() in entry for entry in environment_of(pid))
+        )
+    ]
+
+
+def _ancestors() -> set[int]:
+    family, pid = set(), os.getpid()
+    while pid > 0:
+        family.add(pid)
+        status = (_PROC / str(pid) / "status").read_text()
+        pid = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
+    return family
