@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,17 +65,13 @@ def strangers_of(folder: Path) -> list[Stranger]:
 
     Every server, fork server, shim and program of a test does; this process and its ancestors do not count.
     """
-    name, family = str(folder), _ancestors()
-    return [
-        Stranger(pid, directory_of(pid), command_of(pid))
-        for pid in all_pids()
-        if pid not in family
-        and (
-            directory_of(pid).startswith(name)
-            or name in command_of(pid)
-            or any(name.encode() in entry for entry in environment_of(pid))
-        )
-    ]
+    inside, family = re.compile(rf"{re.escape(str(folder))}(?![\w-])"), _ancestors()
+    found = []
+    for pid in all_pids():
+        facts = [directory_of(pid), command_of(pid), *(e.decode("latin-1") for e in environment_of(pid))]
+        if pid not in family and any(inside.search(fact) for fact in facts):
+            found.append(Stranger(pid, directory_of(pid), command_of(pid)))
+    return found
 
 
 def _ancestors() -> set[int]:
