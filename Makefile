@@ -22,7 +22,7 @@ demo: install ## Start a server, train a small model, verify what came back, sto
 
 test: $(VENV)/.tested-with $(CLIENT)/.installed lint ## Lint, then run every test
 	@scripts/install-postgresql
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.tested-with ## Style, formatting, types and import rules
 	$(BIN)/ruff check
