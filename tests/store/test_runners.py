@@ -173,6 +173,21 @@ def test_the_owner_key_publishes_in_any_namespace_and_leaves_it_where_it_was(pro
     assert made.project_id == "p"
 
 
+def test_the_owner_key_reads_every_runner_and_runs_what_its_project_may_read(projects):
+    """What is accepted is checked again for the project before it starts; it must not fail only then."""
+    publish(projects, "team/net", project="p")
+    owner = who("q", owner=True)
+    selector = parse_selector(f"team/net@{A}")
+    assert resolve(projects, str(selector), owner)[0].revision == A
+    with projects.read() as connection, pytest.raises(Refusal) as refused_to_run:
+        runners.resolve(connection, owner, selector, to_run=True)
+    assert refused_to_run.value.code == "RUNNER_NOT_FOUND"
+    projects.write(lambda c: runners.set_visibility(c, "team/net", Visibility.PROJECTS, ["q"]))
+    with projects.read() as connection:
+        assert runners.resolve(connection, owner, selector, to_run=True)[0].revision == A
+        assert runners.still_readable(connection, "q", "team/net", A)
+
+
 def test_of_two_projects_that_claim_a_namespace_at_once_one_gets_it(projects):
     def claim(project):
         try:

@@ -105,9 +105,7 @@ class Acceptance:
             faults = differences(job.canonical, submission.canonical)
             raise Refusal(faults, extra={"job_id": job.id})
         for number, trial in enumerate(jobs.trials_of(connection, [job.id])[job.id]):
-            if not principal.owner and not runners.still_readable(
-                connection, principal.project_id, trial.runner, trial.revision
-            ):
+            if not runners.still_readable(connection, principal.project_id, trial.runner, trial.revision):
                 raise Refusal.of(
                     "RUNNER_NOT_FOUND",
                     f"the Runner {trial.selector} is no longer readable for this project",
@@ -144,7 +142,7 @@ class Acceptance:
         self, connection: Connection, principal: Principal, selector: Selector
     ) -> tuple[Revision, str | None] | Refusal:
         try:
-            revision, source_ref = runners.resolve(connection, principal, selector)
+            revision, source_ref = runners.resolve(connection, principal, selector, to_run=True)
             self._snapshots.check(self._snapshots.files(revision.snapshot_sha256, revision.manifest))
         except Refusal as refusal:
             return refusal

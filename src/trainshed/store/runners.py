@@ -122,8 +122,13 @@ def list_grants(connection: Connection, runner: str) -> list[str]:
     return sorted(found.scalars())
 
 
-def resolve(connection: Connection, principal: Principal, selector: Selector) -> tuple[Revision, str | None]:
+def resolve(
+    connection: Connection, principal: Principal, selector: Selector, *, to_run: bool = False
+) -> tuple[Revision, str | None]:
     """The readable Revision that ``selector`` names, and the moving ref it was named by, if any.
+
+    The owner key reads every Runner; what is ``to_run`` its project must be able to read, since that is
+    whom a Trial runs for and what is checked again before it starts (A2).
 
     Unknown, withdrawn and unreadable Runners are one refusal, so that nothing is learned about other
     projects' content (E2): `Refusal` ``RUNNER_NOT_FOUND``; ``RUNNER_VERSION_AMBIGUOUS`` for a short commit
@@ -140,7 +145,8 @@ def resolve(connection: Connection, principal: Principal, selector: Selector) ->
         ).scalar_one_or_none()
         if pointed is not None:
             wanted, ref = pointed, selector.revision
-    query = _readable(principal.project_id, owner=principal.owner).where(runners.c.name == selector.full_name)
+    query = _readable(principal.project_id, owner=principal.owner and not to_run)
+    query = query.where(runners.c.name == selector.full_name)
     rows = connection.execute(query.where(runner_revisions.c.revision == wanted)).all()
     if not rows and not selector.pinned and _looks_short(wanted):
         rows = connection.execute(query.where(runner_revisions.c.revision.startswith(wanted)).limit(3)).all()
