@@ -18,23 +18,23 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
-def artifact(site: Site) -> str:
+def artifact(sqlite_site: Site) -> str:
     """The path of an uploaded Artifact's content."""
-    (trial,) = trials(site, site.submit()["job_id"])
-    finish(site, trial, start(site, trial), artifacts={'outputs/ä "b".bin': CONTENT})
-    (item,) = site.get(f"/v1/trials/{trial.id}/artifacts?limit=100").json()["items"]
+    (trial,) = trials(sqlite_site, sqlite_site.submit()["job_id"])
+    finish(sqlite_site, trial, start(sqlite_site, trial), artifacts={'outputs/ä "b".bin': CONTENT})
+    (item,) = sqlite_site.get(f"/v1/trials/{trial.id}/artifacts?limit=100").json()["items"]
     assert (item["name"], item["size"], item["sha256"]) == ('outputs/ä "b".bin', len(CONTENT), SHA256)
     assert item["upload_state"] == item["state"] == "uploaded"
     return f"/v1/trials/{trial.id}/artifacts/{item['artifact_id']}/content"
 
 
-def test_the_bytes_come_directly_with_their_digest(site: Site, artifact: str):
-    answer = site.get(artifact)
+def test_the_bytes_come_directly_with_their_digest(sqlite_site: Site, artifact: str):
+    answer = sqlite_site.get(artifact)
     assert (answer.status_code, answer.content) == (200, CONTENT)
     assert answer.headers["ETag"] == f'"{SHA256}"'
     assert answer.headers["Content-Length"] == str(len(CONTENT))
     assert answer.headers["Content-Disposition"] == "attachment; filename*=UTF-8''%C3%A4%20%22b%22.bin"
-    head = site.request("HEAD", artifact)
+    head = sqlite_site.request("HEAD", artifact)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["Content-Length"] == str(len(CONTENT))
 
@@ -50,44 +50,46 @@ def test_the_bytes_come_directly_with_their_digest(site: Site, artifact: str):
         ("bytes=-99999999999", 0, len(CONTENT)),
     ],
 )
-def test_one_range_may_be_asked_for(site: Site, artifact: str, asked: str, start: int, end: int):
-    answer = site.get(artifact, headers={"Range": asked})
+def test_one_range_may_be_asked_for(sqlite_site: Site, artifact: str, asked: str, start: int, end: int):
+    answer = sqlite_site.get(artifact, headers={"Range": asked})
     assert (answer.status_code, answer.content) == (206, CONTENT[start:end])
     assert answer.headers["Content-Range"] == f"bytes {start}-{end - 1}/{len(CONTENT)}"
 
 
 @pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=-0"])
-def test_a_range_outside_the_content_is_416(site: Site, artifact: str, asked: str):
-    answer = site.get(artifact, headers={"Range": asked})
+def test_a_range_outside_the_content_is_416(sqlite_site: Site, artifact: str, asked: str):
+    answer = sqlite_site.get(artifact, headers={"Range": asked})
     assert answer.status_code == 416
     assert answer.headers["Content-Range"] == f"bytes */{len(CONTENT)}"
 
 
 @pytest.mark.parametrize("asked", ["bytes=1-2,4-5", "lines=1-2", "bytes=x-", "bytes=5-2", "bytes=-"])
-def test_other_ranges_are_ignored(site: Site, artifact: str, asked: str):
-    assert site.get(artifact, headers={"Range": asked}).status_code == 200
+def test_other_ranges_are_ignored(sqlite_site: Site, artifact: str, asked: str):
+    assert sqlite_site.get(artifact, headers={"Range": asked}).status_code == 200
 
 
-def test_conditions_hold_for_the_digest(site: Site, artifact: str):
+def test_conditions_hold_for_the_digest(sqlite_site: Site, artifact: str):
     for known in (f'"{SHA256}"', f'W/"{SHA256}"', f'"x", "{SHA256}"', "*"):
-        assert site.get(artifact, headers={"If-None-Match": known}).status_code == 304
-    assert site.get(artifact, headers={"If-None-Match": '"x"'}).status_code == 200
+        assert sqlite_site.get(artifact, headers={"If-None-Match": known}).status_code == 304
+    assert sqlite_site.get(artifact, headers={"If-None-Match": '"x"'}).status_code == 200
     stale = {"Range": "bytes=0-1", "If-Range": '"other"'}
-    assert site.get(artifact, headers=stale).status_code == 200
-    assert site.get(artifact, headers={**stale, "If-Range": f'"{SHA256}"'}).status_code == 206
+    assert sqlite_site.get(artifact, headers=stale).status_code == 200
+    assert sqlite_site.get(artifact, headers={**stale, "If-Range": f'"{SHA256}"'}).status_code == 206
 
 
-def test_an_artifact_that_is_not_uploaded_is_not_ready(site: Site, artifact: str):
-    site.services.database.write(lambda c: c.execute(update(artifacts).values(upload_state="uploading")))
-    answer = site.get(artifact)
+def test_an_artifact_that_is_not_uploaded_is_not_ready(sqlite_site: Site, artifact: str):
+    sqlite_site.services.database.write(
+        lambda c: c.execute(update(artifacts).values(upload_state="uploading"))
+    )
+    answer = sqlite_site.get(artifact)
     assert (answer.status_code, answer.json()["code"]) == (409, "ARTIFACT_NOT_READY")
-    missing = site.get(artifact.replace("/art_", "/art_x"))
+    missing = sqlite_site.get(artifact.replace("/art_", "/art_x"))
     assert (missing.status_code, missing.json()["code"]) == (404, "ARTIFACT_NOT_FOUND")
 
 
-def test_stored_bytes_that_are_gone_are_said_to_be(site: Site, artifact: str):
-    site.services.blobs.delete(SHA256)
-    answer = site.get(artifact)
+def test_stored_bytes_that_are_gone_are_said_to_be(sqlite_site: Site, artifact: str):
+    sqlite_site.services.blobs.delete(SHA256)
+    answer = sqlite_site.get(artifact)
     assert (answer.status_code, answer.json()["code"]) == (503, "STORAGE_UNAVAILABLE")
 
 

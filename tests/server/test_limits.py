@@ -102,7 +102,7 @@ SMALL = BodyLimits(submission=2000, revision=3000, blob=1000, other=500)
 )
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_over_the_limit_is_refused_whether_its_length_is_declared_or_not(
-    make_site, method: str, path: str, limit: int, chunked: bool
+    make_site, method: str, path: str, limit: int, *, chunked: bool
 ):
     site: Site = make_site(bodies=SMALL)
     headers = {"Authorization": f"Bearer {site.owner_key}"}

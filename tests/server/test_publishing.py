@@ -127,13 +127,13 @@ def test_blobs_must_be_uploaded_first_and_be_what_their_name_says(site: Site, fr
         {"colour": "red"},
     ],
 )
-def test_a_malformed_publication_is_refused(site: Site, frozen, change: dict[str, Any]):
-    assert code(publish(site, frozen, **change)) == (422, "INVALID_RUNNER")
+def test_a_malformed_publication_is_refused(sqlite_site: Site, frozen, change: dict[str, Any]):
+    assert code(publish(sqlite_site, frozen, **change)) == (422, "INVALID_RUNNER")
 
 
 @pytest.mark.parametrize("name", ["-a/b", "a/b%20c", "%C3%A4/b", "a/%2E%2E"])
-def test_a_malformed_name_is_refused(site: Site, frozen, name: str):
-    assert code(publish(site, frozen, name)) == (422, "INVALID_RUNNER")
+def test_a_malformed_name_is_refused(sqlite_site: Site, frozen, name: str):
+    assert code(publish(sqlite_site, frozen, name)) == (422, "INVALID_RUNNER")
 
 
 def test_a_namespace_belongs_to_the_project_that_first_publishes_in_it(site: Site, frozen):

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from trainshed.content.logs import START, LogReader, Position, Record
 from trainshed.jobkit import frames
@@ -84,14 +85,18 @@ class Cursor:
         return replace(self, outputs=MappingProxyType({**self.outputs, item.output.key: item.place}))
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRecord:
+class OutputRecord(NamedTuple):
     """A record of a Trial's output."""
 
     output: Output
     record: Record
-    place: Place
-    """Just behind it."""
+    dropped: int
+    """Bytes missing before its end."""
+
+    @property
+    def place(self) -> Place:
+        """Just behind it."""
+        return Place(self.record.next, self.dropped)
 
     @property
     def at_ns(self) -> int:
@@ -168,43 +173,51 @@ _Readers = Sequence[tuple[Output, LogReader]]
 
 
 class _Merge:
-    """The records of all sources in order of time; what `take` has given out is behind ``places``."""
+    """The records of all sources in order of time; what `take` has given out is behind ``cursor``."""
 
     def __init__(self, readers: _Readers, system: Iterator[SystemRecord], cursor: Cursor) -> None:
-        self.places = dict(cursor.outputs)
-        self.newest_system = cursor.system
+        self._begun = cursor
         self._readers = readers
         self._streams: list[Iterator[Item]] = [
-            _output_items(output, reader, self._place(output)) for output, reader in readers
+            _output_items(output, reader, cursor.outputs.get(output.key, Place()))
+            for output, reader in readers
         ]
         self._streams.append(system)
+        self._taken: list[Item | None] = [None] * len(self._streams)
         self._heads: list[tuple[int, int, Item]] = []
-        for number in range(len(self._streams)):
-            self._advance(number)
+        for number, stream in enumerate(self._streams):
+            item = next(stream, None)
+            if item is not None:
+                heapq.heappush(self._heads, (item.at_ns, number, item))
 
     def peek(self) -> Item | None:
         """The next record, ``None`` at the end."""
         return self._heads[0][2] if self._heads else None
 
-    def take(self) -> Item:
-        _, number, item = heapq.heappop(self._heads)
-        if isinstance(item, SystemRecord):
-            self.newest_system = item.id
+    def take(self) -> None:
+        """Go behind the next record."""
+        _, number, item = self._heads[0]
+        self._taken[number] = item
+        following = next(self._streams[number], None)
+        if following is None:
+            heapq.heappop(self._heads)
         else:
-            self.places[item.output.key] = item.place
-        self._advance(number)
-        return item
+            heapq.heapreplace(self._heads, (following.at_ns, number, following))
 
-    def _advance(self, number: int) -> None:
-        item = next(self._streams[number], None)
-        if item is not None:
-            heapq.heappush(self._heads, (item.at_ns, number, item))
-        elif number < len(self._readers):
-            output, reader = self._readers[number]
-            self.places[output.key] = Place(reader.reached, self._place(output).dropped)
-
-    def _place(self, output: Output) -> Place:
-        return self.places.get(output.key, Place())
+    @property
+    def cursor(self) -> Cursor:
+        """The place in every source. Where nothing is left, it is where reading stopped: before the end."""
+        places = dict(self._begun.outputs)
+        waiting = {number for _, number, _ in self._heads}
+        for number, (output, reader) in enumerate(self._readers):
+            last = self._taken[number]
+            if isinstance(last, OutputRecord):
+                places[output.key] = last.place
+            if number not in waiting:
+                dropped = places.get(output.key, Place()).dropped
+                places[output.key] = Place(reader.reached, dropped)
+        system = self._taken[-1]
+        return Cursor(system.id if isinstance(system, SystemRecord) else self._begun.system, places)
 
 
 def forward(
@@ -234,8 +247,7 @@ def forward(
             if read_system or not item.is_gap:
                 items.append(item)
                 size += item.size
-        reached = Cursor(merge.newest_system, merge.places)
-        return _page(readers, outputs, items, reached, has_more=item is not None)
+        return _page(readers, outputs, items, merge.cursor, has_more=item is not None)
 
 
 def tail(
@@ -255,11 +267,11 @@ def tail(
         for output, reader in readers:
             records = reader.tail(count, max_bytes)
             gaps = sum(record.dropped for record in records)
-            place = Place(reader.reached, max(gaps, output.dropped_bytes))
-            places[output.key] = place
+            dropped = max(gaps, output.dropped_bytes)
+            places[output.key] = Place(reader.reached, dropped)
             streams.append(
                 [
-                    OutputRecord(output, record, place)
+                    OutputRecord(output, record, dropped)
                     for record in records
                     if system is not None or record.stream != frames.GAP
                 ]
@@ -288,7 +300,7 @@ def _output_items(output: Output, reader: LogReader, place: Place) -> Iterator[O
     dropped = place.dropped
     for record in reader.records(place.position):
         dropped += record.dropped
-        yield OutputRecord(output, record, Place(record.next, dropped))
+        yield OutputRecord(output, record, dropped)
 
 
 def _page(

@@ -17,7 +17,8 @@ from trainshed.jobkit import frames
 from trainshed.model.logs import LogFiles
 
 CHUNK_BYTES = 1 << 18
-"""Read at once; larger than any frame, so a chunk without a whole frame means the end of the file."""
+FIRST_CHUNK_BYTES = 1 << 17
+"""Read at once, later and at first; larger than any frame, so no whole frame in one is the file's end."""
 _HEADER = frames.HEADER
 _HEADER_BYTES = frames.HEADER.size
 _TEXT = frozenset(frames.STREAM_NAMES)
@@ -36,9 +37,10 @@ START = Position(0, 0)
 class Record(NamedTuple):
     """One line, or one piece of a line that is long or was written slowly, or a gap."""
 
-    position: Position
-    next: Position
-    """Where the record after it begins."""
+    frame: int
+    inside: int
+    next_frame: int
+    next_inside: int
     stream: int
     """``frames.STDOUT``, ``STDERR`` or ``GAP``."""
     time_ns: int
@@ -48,6 +50,15 @@ class Record(NamedTuple):
     """The program wrote no line end here: the line goes on in the stream's next record, or never ended."""
     dropped: int = 0
     """Of a gap: how many bytes of output are missing here."""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.frame, self.inside)
+
+    @property
+    def next(self) -> Position:
+        """Where the record after it begins."""
+        return Position(self.next_frame, self.next_inside)
 
     def raw(self) -> bytes:
         """The program's bytes: the records of a stream joined are exactly what it wrote."""
@@ -123,6 +134,8 @@ class LogReader:
             found.extendleft(reversed(segment))
             size += sum(len(record.data) for record in segment)
             following = start
+            if segment and segment[0].position != (start, 0):
+                break  # its beginning found no room, so nothing before it may be shown
         self.ended, self.reached = ended, reached
         while len(found) > count or (size > most_bytes and len(found) > 1):
             size -= len(found.popleft().data)
@@ -133,8 +146,8 @@ class LogReader:
         kept: deque[Record] = deque()
         size = 0
         for record in self.records(Position(start, 0)):
-            if stop is not None and record.position.frame >= stop:
-                self.reached = Position(record.position.frame, 0)
+            if stop is not None and record.frame >= stop:
+                self.reached = Position(record.frame, 0)
                 break
             kept.append(record)
             size += len(record.data)
@@ -174,8 +187,10 @@ class LogReader:
         """Whole frames from ``offset`` on; stops before the first that is torn or not a frame at all."""
         if self._fd < 0:
             return
+        wanted = FIRST_CHUNK_BYTES
         while True:
-            chunk = os.pread(self._fd, CHUNK_BYTES, offset)
+            chunk = os.pread(self._fd, wanted, offset)
+            wanted = CHUNK_BYTES
             available, at = len(chunk), 0
             while available - at >= _HEADER_BYTES:
                 length, stream, _, _, time_ns = _HEADER.unpack_from(chunk, at)
@@ -223,18 +238,21 @@ def _plausible(length: int, stream: int) -> bool:
 
 
 def _records_of(frame: _Frame, start: int) -> Iterator[Record]:
+    # The inner loop of everything that reads logs: no object but the record itself is made in it.
     offset, stream, time_ns, payload = frame
-    end = Position(frame.end, 0)
+    end, size = offset + _HEADER_BYTES + len(payload), len(payload)
     if stream == frames.GAP:
         (dropped,) = frames.OFFSET.unpack(payload)
-        yield Record(Position(offset, 0), end, stream, time_ns, b"", partial=False, dropped=dropped)
+        yield Record(offset, 0, end, 0, stream, time_ns, b"", partial=False, dropped=dropped)
         return
-    size = len(payload)
     while start < size:
         stop = payload.find(b"\n", start)
         if stop < 0:
-            yield Record(Position(offset, start), end, stream, time_ns, payload[start:], partial=True)
+            yield Record(offset, start, end, 0, stream, time_ns, payload[start:], partial=True)
             return
-        following = end if stop + 1 == size else Position(offset, stop + 1)
-        yield Record(Position(offset, start), following, stream, time_ns, payload[start:stop], partial=False)
-        start = stop + 1
+        after = stop + 1
+        if after == size:
+            yield Record(offset, start, end, 0, stream, time_ns, payload[start:stop], partial=False)
+            return
+        yield Record(offset, start, offset, after, stream, time_ns, payload[start:stop], partial=False)
+        start = after

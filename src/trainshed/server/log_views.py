@@ -264,7 +264,7 @@ def item_document(item: Item) -> dict[str, Any]:
 def _output_document(item: OutputRecord) -> dict[str, Any]:
     record, output = item.record, item.output
     document: dict[str, Any] = {
-        "id": f"{output.key}-{record.position.frame}-{record.position.inside}",
+        "id": f"{output.key}-{record.frame}-{record.inside}",
         "at": iso(record.time_ns / _NANOSECONDS),
         "trial_id": output.trial_id,
         "trial_name": output.trial_name,
