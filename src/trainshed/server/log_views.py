@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from trainshed.content.log_pages import (
@@ -243,13 +244,19 @@ class JobLog:
         )
 
 
+@lru_cache(maxsize=256)
+def _iso_ns(nanoseconds: int) -> str:
+    """Records that came from the program together share one time."""
+    return iso(nanoseconds / _NANOSECONDS)
+
+
 def item_document(item: Item) -> dict[str, Any]:
     """One record as JSON values; keys without a value are left out."""
     if isinstance(item, SystemRecord):
         document = {
             "id": f"s-{item.id}",
             "content": item.content,
-            "at": iso(item.at_ns / _NANOSECONDS),
+            "at": _iso_ns(item.at_ns),
             "source": "system",
             "level": item.level,
             "code": item.code,
@@ -265,7 +272,7 @@ def _output_document(item: OutputRecord) -> dict[str, Any]:
     record, output = item.record, item.output
     document: dict[str, Any] = {
         "id": f"{output.key}-{record.frame}-{record.inside}",
-        "at": iso(record.time_ns / _NANOSECONDS),
+        "at": _iso_ns(record.time_ns),
         "trial_id": output.trial_id,
         "trial_name": output.trial_name,
     }

@@ -161,7 +161,8 @@ def _deployment(options: ServeOptions, config: configuration.Config, folder: Dat
     except SchemaTooNew as error:
         raise CannotServe(str(error), EXIT_DATABASE) from error
     except DatabaseUnavailable as error:
-        raise CannotServe(f"the database does not answer: {error}", EXIT_DATABASE) from error
+        said = str(error).partition("\n")[0]
+        raise CannotServe(f"the database does not answer: {said}", EXIT_DATABASE) from error
     except ValueError as error:
         raise CannotServe(str(error), EXIT_SETTINGS) from error
 

@@ -9,6 +9,9 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from trainshed.store.database import DatabaseUnavailable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 _LOCK_KEY = 0x747261696E736864
@@ -22,8 +25,16 @@ class SchemaTooNew(Exception):
 def migrate(engine: Engine) -> None:
     """Run the missing migrations, in one transaction; processes that start together take turns.
 
-    Raises `SchemaTooNew` for a newer program's database; nothing was changed then.
+    Raises `SchemaTooNew` for a newer program's database and `DatabaseUnavailable` where it cannot be used;
+    nothing was changed then.
     """
+    try:
+        _migrate(engine)
+    except DBAPIError as error:
+        raise DatabaseUnavailable(str(error.orig)) from error
+
+
+def _migrate(engine: Engine) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     with engine.begin() as connection:

@@ -1,0 +1,85 @@
+"""Settings: defaults, a file over them, every fault at once, and the documentation of all of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trainshed.policy.effective import ServerPolicy
+from trainshed.server.config import Config, ConfigFaults, load, parse, settings
+from trainshed.server.limits import DEFAULT_RATES
+from trainshed.server.services import BodyLimits
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def test_without_a_file_the_defaults_of_the_code_hold():
+    assert load(None) == Config()
+    assert Config().policy == ServerPolicy()
+    assert Config().bodies == BodyLimits()
+    assert Config().limits == DEFAULT_RATES
+
+
+def test_a_file_changes_what_it_names_and_nothing_else(tmp_path: Path):
+    file = tmp_path / "trainshed.toml"
+    file.write_text('[rates]\nreads = 5\n[trials]\ngpu_type = "H100"\nmax_active_trials = 3\n')
+    config = load(file)
+    assert config.rates.reads == 5.0
+    assert config.rates.writes == Config().rates.writes
+    assert (config.policy.gpu_type, config.policy.max_active_trials) == ("H100", 3)
+
+
+def test_all_faults_are_told_at_once_with_the_nearest_name():
+    with pytest.raises(ConfigFaults) as refused:
+        parse(
+            {
+                "rate": {},
+                "rates": {"read": 1, "writes": "many", "submissions": 0},
+                "logs": [],
+                "trials": {"cpus": True, "memory_mb": 1.5, "wait_for_nodes": 1},
+            }
+        )
+    faults = "\n".join(refused.value.faults)
+    for said in (
+        "rate: unknown setting; did you mean `rates`?",
+        "rates.read: unknown setting; did you mean `rates.reads`?",
+        "rates.writes: must be a number, not 'many'",
+        "rates.submissions: must be from 0.1 or more, not 0",
+        "logs: must be a table",
+        "trials.cpus: must be a whole number, not True",
+        "trials.memory_mb: must be a whole number, not 1.5",
+        "trials.wait_for_nodes: must be true or false, not 1",
+    ):
+        assert said in faults
+    assert len(refused.value.faults) == 8
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(ConfigFaults, match="max_timeout_seconds"):
+        parse({"trials": {"timeout_seconds": 10, "max_timeout_seconds": 5}})
+
+
+@pytest.mark.parametrize("content", [b"a = ", b"\xff"])
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes):
+    file = tmp_path / "x.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigFaults, match=re.escape(str(file))):
+        load(file)
+    with pytest.raises(ConfigFaults, match="No such file"):
+        load(tmp_path / "none.toml")
+
+
+def test_the_documentation_lists_every_setting_with_its_default():
+    rows = re.findall(r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", OPERATIONS.read_text(), re.MULTILINE)
+    documented = {key: (kind.strip(), default.strip(), about.strip()) for key, kind, default, about in rows}
+    assert documented == {
+        each.key: (each.kind, shown(each.default), each.about) for each in settings()
+    }
+
+
+def shown(default: object) -> str:
+    if default is None:
+        return "–"
+    return str(default).lower() if isinstance(default, bool) else f"{default}"

@@ -1,0 +1,246 @@
+"""The server process: starting, what keeps it from starting, stopping, splitting by role."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from support.server import ServerProcess
+from support.waiting import wait_until
+from trainshed.server.run import (
+    EXIT_DATABASE,
+    EXIT_FOLDER,
+    EXIT_IN_USE,
+    EXIT_PORT,
+    EXIT_SETTINGS,
+)
+
+
+def serve(data: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``trainshed serve`` that is expected to end by itself."""
+    command = [sys.executable, "-m", "trainshed", "serve", "--port", "0", "--data-dir", str(data), *options]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
+    """It ended with ``status`` and one sentence that holds ``words``; no traceback."""
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert done.returncode == status, done.stderr
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("trainshed: ")
+    for word in words:
+        assert word in lines[0]
+    assert done.stdout == ""
+
+
+@pytest.fixture
+def running(tmp_path: Path):
+    server = ServerProcess(tmp_path / "data")
+    server.start()
+    yield server
+    if server.running:
+        assert server.stop() == 0
+
+
+def test_a_first_start_makes_a_private_owner_key_and_publishes_the_shipped_runner(running: ServerProcess):
+    key = running.data / "owner.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE((running.data / "server.json").stat().st_mode) == 0o600
+    http = running.http()
+    me = http.get("/v1/me").json
+    assert (me["owner"], me["project_id"]) == (True, "default")
+    (item,) = http.get("/v1/runners").json["items"]
+    assert (item["name"], item["visibility"]) == ("envloop/bash", "public")
+
+
+def test_a_second_start_keeps_the_owner_key_and_the_revision(tmp_path: Path):
+    server = ServerProcess(tmp_path / "data")
+    server.start()
+    key, runners = server.key, server.http().get("/v1/runners").json
+    assert server.stop() == 0
+    assert not (server.data / "server.json").exists()
+    server.start()
+    assert (server.key, server.http().get("/v1/runners").json) == (key, runners)
+    assert server.stop() == 0
+
+
+def test_a_second_server_on_the_same_data_folder_is_refused(running: ServerProcess):
+    one_line(serve(running.data), EXIT_IN_USE, "another server", str(running.pid), str(running.data))
+    one_line(serve(running.data, "--role", "api"), EXIT_IN_USE, "another server")
+    assert running.http().get("/v1/me").status == 200
+
+
+def test_a_port_in_use_is_told_in_a_sentence(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        one_line(serve(tmp_path / "d", "--port", port), EXIT_PORT, port, "in use")
+
+
+def test_a_host_that_does_not_exist_is_told_in_a_sentence(tmp_path: Path):
+    one_line(serve(tmp_path / "d", "--host", "nowhere.invalid"), EXIT_PORT, "nowhere.invalid")
+
+
+def test_a_data_folder_that_cannot_be_used_is_told_in_a_sentence(tmp_path: Path):
+    file = tmp_path / "file"
+    file.write_text("")
+    one_line(serve(file / "x"), EXIT_FOLDER, "is not a folder")
+    one_line(serve(Path("/proc/trainshed")), EXIT_FOLDER, "/proc/trainshed")
+
+
+def test_a_database_from_a_newer_program_is_refused_and_left_alone(tmp_path: Path):
+    server = ServerProcess(tmp_path / "data")
+    server.start()
+    assert server.stop() == 0
+    engine = create_engine(f"sqlite:///{server.data / 'trainshed.sqlite'}")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    one_line(serve(server.data), EXIT_DATABASE, "9999", "newer")
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
+    engine.dispose()
+
+
+def test_a_database_that_does_not_answer_is_told_in_a_sentence(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    url = f"postgresql://nobody@127.0.0.1:{port}/none"
+    one_line(serve(tmp_path / "d", "--database-url", url), EXIT_DATABASE, "does not answer")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://u@h/d"])
+def test_a_database_url_that_cannot_be_used_is_told_in_a_sentence(tmp_path: Path, url: str):
+    one_line(serve(tmp_path / "d", "--database-url", url), EXIT_SETTINGS, "database")
+
+
+def test_bad_settings_are_all_told(tmp_path: Path):
+    config = tmp_path / "c.toml"
+    config.write_text("[rates]\nread = 1\nwrites = 0\n")
+    done = serve(tmp_path / "d", "--config", str(config))
+    assert done.returncode == EXIT_SETTINGS
+    assert "did you mean `rates.reads`?" in done.stderr
+    assert "rates.writes" in done.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_bad_simulated_gpus_are_told_in_a_sentence(tmp_path: Path):
+    one_line(serve(tmp_path / "d", "--simulate-gpus", "H100:x"), EXIT_SETTINGS, "MODEL:COUNT")
+
+
+def test_one_line_is_printed_when_it_answers_and_the_log_is_json(running: ServerProcess):
+    wait_until(lambda: '"event": "ready"' in running.tail(), 10)
+    lines = running.tail().splitlines()
+    plain = [line for line in lines if not line.startswith("{")]
+    assert plain == [f"Trainshed serves {running.url}"]
+    assert all(json.loads(line)["timestamp"] for line in lines if line.startswith("{"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_open_stream_does_not_keep_the_server_from_stopping(running: ServerProcess, number: int):
+    http = running.http()
+    job = http.post("/v1/jobs", submission("sleep 300")).json
+    url = running.url.removeprefix("http://")
+    host, port = url.split(":")
+    with socket.create_connection((host, int(port))) as stream:
+        path = f"/v1/jobs/{job['job_id']}/events/stream"
+        stream.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {running.key}\r\n\r\n".encode()
+        )
+        seen = b""
+        while b"ACCEPTED" not in seen:
+            seen += stream.recv(65536)
+        os.kill(running.pid, number)
+        assert running.wait(20) == 0
+    running.start()
+    stopped = running.http().post(f"/v1/jobs/{job['job_id']}/stop")
+    assert stopped.status == 200
+    wait_until(lambda: released(running, job["job_id"]), 30)
+
+
+def released(server: ServerProcess, job_id: str) -> bool:
+    job = server.http().get(f"/v1/jobs/{job_id}").json
+    return all(trial["cleanup_confirmed"] for trial in job["training"]["trials"])
+
+
+def submission(command: str) -> dict:
+    spec = {"runner": "envloop/bash@main", "command": command, "resources": {"gpu_type": "H100", "gpus": 1}}
+    return {"type": "train", "request_id": "r", "spec": spec}
+
+
+def test_api_and_controller_may_be_two_processes(tmp_path: Path, database_url: str):
+    data = tmp_path / "data"
+    options = ["--database-url", database_url]
+    api = ServerProcess(data, options=[*options, "--role", "api"], gpus="")
+    controller = ServerProcess(data, options=[*options, "--role", "controller"])
+    api.start()
+    process = subprocess.Popen(
+        controller.command(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Trainshed serves ")
+        http = api.http()
+        job = http.post("/v1/jobs", submission("echo hello")).json
+        path = f"/v1/jobs/{job['job_id']}"
+        wait_until(lambda: http.get(path).json["status"] == "completed", 30)
+        wait_until(lambda: released(api, job["job_id"]), 30)
+        page = http.get(f"{path}/logs?source=runtime&wait=5").json
+        assert [item["content"] for item in page["items"]] == ["hello"]
+        system = http.get("/v1/system").json
+        assert (system["role"], system["simulated"]) == ("api", True)
+        assert system["enforcement"]
+        if database_url.startswith("sqlite"):
+            one_line(serve(data, *options, "--role", "controller"), EXIT_IN_USE, "another controller")
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+        process.stdout.close()
+    assert api.stop() == 0
+
+
+def test_a_controller_stands_by_and_takes_over_when_the_leader_is_killed(tmp_path: Path, postgres):
+    url = postgres.create_database("standby")
+    data = tmp_path / "data"
+    options = ["--database-url", url]
+    api = ServerProcess(data, options=[*options, "--role", "api"], gpus="")
+    api.start()
+    command = ServerProcess(data, options=[*options, "--role", "controller"]).command()
+    controllers = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)
+    ]
+    try:
+        for process in controllers:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+        http = api.http()
+        for number, victim in enumerate(controllers):
+            job = http.post("/v1/jobs", {**submission("true"), "request_id": f"r{number}"}).json
+            wait_until(lambda job=job: released(api, job["job_id"]), 30)
+            if number == 0:
+                victim.kill()
+                victim.wait(30)
+    finally:
+        for process in controllers:
+            process.terminate()
+            process.wait(30)
+            process.stdout.close()
+        assert api.stop() == 0
+        postgres.drop_database("standby")
+
+
+def test_an_idle_server_takes_less_than_120_mb(running: ServerProcess):
+    running.http().get("/v1/me")
+    for line in Path(f"/proc/{running.pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            assert int(line.split()[1]) < 120_000
