@@ -72,14 +72,14 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes):
 
 
 def test_the_documentation_lists_every_setting_with_its_default():
-    rows = re.findall(r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", OPERATIONS.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", OPERATIONS.read_text(), re.MULTILINE
+    )
     documented = {key: (kind.strip(), default.strip(), about.strip()) for key, kind, default, about in rows}
-    assert documented == {
-        each.key: (each.kind, shown(each.default), each.about) for each in settings()
-    }
+    assert documented == {each.key: (each.kind, shown(each.default), each.about) for each in settings()}
 
 
 def shown(default: object) -> str:
     if default is None:
-        return "–"
+        return "unset"
     return str(default).lower() if isinstance(default, bool) else f"{default}"

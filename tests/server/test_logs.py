@@ -167,7 +167,7 @@ def test_retention_is_said_and_a_cursor_into_a_deleted_log_is_expired(site: Site
 
 
 def test_waiting_answers_as_soon_as_something_is_written(site: Site):
-    job_id, [(trial, attempt)] = running(site)
+    job_id, [(_, attempt)] = running(site)
     put_output(site, attempt, [(STDOUT, b"one\n")], end=False)
     cursor = site.get(f"/v1/job/{job_id}/logs").json()["next_cursor"]
 

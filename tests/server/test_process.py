@@ -64,6 +64,18 @@ def test_a_first_start_makes_a_private_owner_key_and_publishes_the_shipped_runne
     assert (item["name"], item["visibility"]) == ("envloop/bash", "public")
 
 
+def test_the_metrics_of_a_running_server_hold_queue_starts_ends_and_leaks(running: ServerProcess):
+    http = running.http()
+    job = http.post("/v1/jobs", submission("true")).json
+    wait_until(lambda: released(running, job["job_id"]), 30)
+    text = http.get("/metrics").body.decode()
+    assert "trainshed_trial_starts_total 1.0" in text
+    assert 'trainshed_trial_ends_total{code="SUCCEEDED",status="succeeded"} 1.0' in text
+    assert "trainshed_allocations_leaked 0.0" in text
+    for name in ("trainshed_queue_length", "trainshed_trial_start_latency_seconds_count 1.0"):
+        assert name in text
+
+
 def test_a_second_start_keeps_the_owner_key_and_the_revision(tmp_path: Path):
     server = ServerProcess(tmp_path / "data")
     server.start()
@@ -217,7 +229,8 @@ def test_a_controller_stands_by_and_takes_over_when_the_leader_is_killed(tmp_pat
     api.start()
     command = ServerProcess(data, options=[*options, "--role", "controller"]).command()
     controllers = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for _ in range(2)
     ]
     try:
         for process in controllers:

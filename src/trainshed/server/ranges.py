@@ -47,7 +47,13 @@ def download(
 ) -> Response:
     """Answer immutable bytes: 200, 206, 304 or 416. ``chunks(start, length)`` reads them."""
     etag = f'"{sha256}"'
-    answer = {"ETag": etag, "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff", **(extra or {})}
+    answer = {
+        "ETag": etag,
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, no-cache",
+        "X-Content-Type-Options": "nosniff",
+        **(extra or {}),
+    }
     if matches(headers.get("if-none-match"), etag):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=answer)
     wanted = None
