@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from support.rows import add_job, add_project, allocation, job_of, trials_of
 from trainshed.model.states import ACTIVE, MOVES, TERMINAL, WAITING, ImpossibleMove, OutputStatus, State
-from trainshed.store import events, jobs, moves, queue, tables
+from trainshed.store import attempts, events, jobs, moves, queue, tables
+from trainshed.store.attempts import End, Start
 from trainshed.store.moves import Move
 
 S = State
@@ -283,7 +284,7 @@ def test_an_attempt_its_replica_and_its_allocation_are_recorded_together(databas
     add_project(database)
     _, [trial] = add_job(database)
     held = allocation(trial)
-    database.write(lambda c: moves.open_attempt(c, held, number=1))
+    database.write(lambda c: attempts.open_all(c, [(held, 1)]))
     with database.read() as connection:
         assert jobs.allocations_of(connection, [trial.id])[trial.id] == [held]
         [attempt] = jobs.attempts_of(connection, [trial.id])[trial.id]
@@ -296,15 +297,11 @@ def test_the_first_report_of_an_end_stays(database):
     add_project(database)
     _, [trial] = add_job(database)
     held = allocation(trial)
-    database.write(lambda c: moves.open_attempt(c, held, number=1))
-    database.write(lambda c: moves.start_attempt(c, held.attempt_id, 21.0, {}))
+    database.write(lambda c: attempts.open_all(c, [(held, 1)]))
+    database.write(lambda c: attempts.start_all(c, [Start(held.attempt_id, 21.0, {})]))
 
     def end(at, ended_by, code):
-        database.write(
-            lambda c: moves.end_attempt(
-                c, held.attempt_id, at=at, ended_by=ended_by, detail="", exit_code=code, usage="{}"
-            )
-        )
+        database.write(lambda c: attempts.end_all(c, [End(held.attempt_id, at, ended_by, exit_code=code)]))
 
     end(30.0, "exit", 3)
     end(31.0, "stop", 143)

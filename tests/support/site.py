@@ -34,7 +34,8 @@ from trainshed.server.limits import DEFAULT_RATES, RateLimiter
 from trainshed.server.metrics import HttpMetrics
 from trainshed.server.services import BodyLimits, Machine, Services
 from trainshed.server.waiting import QueueReader
-from trainshed.store import access, jobs, moves, settings
+from trainshed.store import access, attempts, jobs, moves, settings
+from trainshed.store.attempts import End, Start
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Key, Project, Trial
@@ -173,10 +174,10 @@ def start(site: Site, trial: Trial) -> str:
     at = site.clock()
 
     def change(connection: Connection) -> None:
-        moves.open_attempt(connection, held, number=1)
+        attempts.open_all(connection, [(held, 1)])
         first = [Move(trial, State.QUEUED, State.PREPARING, "PLACED", "Placed on n1.")]
         moves.apply(connection, first, at=at, actor="controller")
-        moves.start_attempt(connection, held.attempt_id, at=at, enforcement={})
+        attempts.start_all(connection, [Start(held.attempt_id, at, {})])
         values = {"user_code_started": True, "started_at": at}
         second = [Move(trial, State.PREPARING, State.RUNNING, "STARTED", "Started.", values)]
         moves.apply(connection, second, at=at, actor="controller")
@@ -216,15 +217,7 @@ def finish(
         values |= {"error_code": "EXIT_CODE", "error_message": f"exit code {exit_code}"}
 
     def change(connection: Connection) -> None:
-        moves.end_attempt(
-            connection,
-            attempt_id,
-            at=at,
-            ended_by="exit",
-            detail="",
-            exit_code=exit_code,
-            usage=json.dumps(dict(usage or {})),
-        )
+        attempts.end_all(connection, [End(attempt_id, at, "exit", exit_code=exit_code, usage=usage)])
         ended = [Move(trial, State.RUNNING, State.COLLECTING, "ENDED", "The program ended.")]
         moves.apply(connection, ended, at=at, actor="controller")
         moves.put_artifacts(connection, rows)
@@ -232,7 +225,7 @@ def finish(
         moves.apply(connection, stored, at=at, actor="controller")
         held = jobs.allocations_of(connection, [trial.id])[trial.id][-1]
         released = {"released_at": at, "evidence": "{}"}
-        moves.set_allocation(connection, held.id, AllocationState.RELEASED, released)
+        attempts.set_allocation(connection, held.id, AllocationState.RELEASED, released)
 
     site.services.database.write(change)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,8 @@ from trainshed.model.states import AllocationState, OutputStatus, State
 from trainshed.policy.budget import charge
 from trainshed.policy.effective import EffectiveResources, ServerPolicy
 from trainshed.policy.retry import Ending, Outcome, outcome
-from trainshed.store import events, moves, queue
+from trainshed.store import attempts, events, moves, queue
+from trainshed.store.attempts import End, Start
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial
@@ -51,6 +53,49 @@ class Ended:
     allocation: Allocation
     observation: Observation
     collection: Collection = field(default_factory=Collection)
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """One try to release an Allocation, and what the engine saw."""
+
+    allocation: Allocation
+    result: Release
+
+    @property
+    def tries(self) -> int:
+        return self.allocation.tries + 1
+
+    @property
+    def state(self) -> AllocationState:
+        if self.result.confirmed:
+            return AllocationState.RELEASED
+        return AllocationState.LEAKED if self.tries >= LEAKED_AFTER_TRIES else AllocationState.RELEASING
+
+    @property
+    def is_news(self) -> bool:
+        """Whether somebody wants to read of it: the proof, or that it does not come."""
+        leaks = self.state is AllocationState.LEAKED and self.allocation.state is not self.state
+        return self.result.confirmed or leaks
+
+    def values(self, now: float) -> dict[str, Any]:
+        """Further columns of the Allocation."""
+        evidence = json.dumps({**self.result.checks, "killed": self.result.killed})
+        return {
+            "tries": self.tries,
+            "evidence": evidence,
+            "released_at": now if self.result.confirmed else None,
+        }
+
+    def event(self, job_id: str, now: float) -> events.NewEvent:
+        held = self.allocation
+        checks = ", ".join(f"{name} {saw}" for name, saw in self.result.checks.items())
+        message = (
+            f"Released {held.gpus} x {held.gpu_model} on {held.node}: {checks}."
+            if self.result.confirmed
+            else f"The release is not confirmed after {self.tries} tries and goes on: {checks}."
+        )
+        return events.NewEvent(job_id, held.trial_id, now, _ACTOR, self.state.value.upper(), message)
 
 
 class Finisher:
@@ -118,9 +163,7 @@ class Finisher:
         def store(connection: Connection) -> list[Move]:
             made = moves.apply(connection, _closing_moves(outcomes, now), at=now, actor=_ACTOR)
             ending = {move.trial.id for move in made if move.after.value in _FINAL}
-            for ended, _ in outcomes:
-                if ended.trial.id in ending:
-                    self._close(connection, ended, now)
+            _close(connection, [ended for ended, _ in outcomes if ended.trial.id in ending], now)
             reach(Point.FINISH_BEFORE_COMMIT)
             return made
 
@@ -128,53 +171,41 @@ class Finisher:
         reach(Point.FINISH_AFTER_COMMIT)
         _count_ends(made, {ended.trial.id: ended for ended in group})
 
-    def release(self, allocation: Allocation, job_id: str) -> bool:
-        """Try once to release everything an Attempt held; whether it is confirmed (E68, E78, P6)."""
+    def release(self, allocation: Allocation) -> Released:
+        """Try once to release everything an Attempt held (E68, E78, P6); `store_releases` records it."""
         result = self._engine.release(allocation.attempt_id)
         reach(Point.RELEASE_AFTER_ENGINE)
+        return Released(allocation, result)
+
+    def store_releases(self, group: Sequence[Released]) -> None:
+        """Record the outcome of these tries in one transaction."""
         now = self._clock()
-        tries = allocation.tries + 1
 
-        def store(connection: Connection) -> bool:
-            moves.lock_jobs(connection, [job_id])
-            state = _release_state(result, tries)
-            values = {"tries": tries, "evidence": json.dumps({**result.checks, "killed": result.killed})}
-            if result.confirmed:
-                values["released_at"] = now
-            changed = moves.set_allocation(connection, allocation.id, state, values)
-            news = result.confirmed or (state is AllocationState.LEAKED and allocation.state is not state)
-            if changed and news:
-                events.record(connection, [_release_event(allocation, job_id, result, state, now)])
+        def store(connection: Connection) -> int:
+            job_of = queue.jobs_of(connection, [each.allocation.trial_id for each in group])
+            moves.lock_jobs(connection, set(job_of.values()))
+            news, confirmed = [], 0
+            for each in group:
+                changed = attempts.set_allocation(
+                    connection, each.allocation.id, each.state, each.values(now)
+                )
+                confirmed += changed and each.result.confirmed
+                if changed and each.is_news:
+                    news.append(each.event(job_of[each.allocation.trial_id], now))
+            events.record(connection, news)
             reach(Point.RELEASE_BEFORE_COMMIT)
-            return changed
+            return confirmed
 
-        changed = self._database.write(store)
+        metrics.releases.inc(self._database.write(store))
         reach(Point.RELEASE_AFTER_COMMIT)
-        if result.confirmed:
-            metrics.releases.inc(changed)
-        else:
-            log.warning("release not confirmed", attempt=allocation.attempt_id, tries=tries, **result.checks)
-        return result.confirmed
-
-    def _close(self, connection: Connection, ended: Ended, now: float) -> None:
-        trial, allocation, seen = ended.trial, ended.allocation, ended.observation
-        at = seen.exit.finished_at if seen.exit else now
-        if seen.started_at is not None:
-            # A short program's start and end are seen in one look.
-            moves.start_attempt(connection, allocation.attempt_id, seen.started_at, seen.enforcement)
-        moves.end_attempt(
-            connection,
-            allocation.attempt_id,
-            at=at,
-            ended_by=seen.exit.ended_by if seen.exit else seen.phase,
-            detail=(seen.exit.detail if seen.exit else seen.detail) or "",
-            exit_code=seen.exit.code if seen.exit else None,
-            usage=json.dumps(dict(seen.exit.usage) if seen.exit else {}),
-        )
-        moves.set_allocation(connection, allocation.id, AllocationState.RELEASING)
-        started = seen.started_at or trial.started_at
-        if used := charge(trial.gpus, trial.timeout_seconds, started, at):
-            queue.charge(connection, trial.project_id, used)
+        for each in group:
+            if not each.result.confirmed:
+                log.warning(
+                    "release not confirmed",
+                    attempt=each.allocation.attempt_id,
+                    tries=each.tries,
+                    **each.result.checks,
+                )
 
     @staticmethod
     def _outcome(ended: Ended) -> Outcome:
@@ -312,22 +343,30 @@ def _problems(found: Collection) -> str | None:
     return json.dumps({"problems": listed, "not_shown": found.problems_not_shown})
 
 
-def _release_state(result: Release, tries: int) -> AllocationState:
-    if result.confirmed:
-        return AllocationState.RELEASED
-    return AllocationState.LEAKED if tries >= LEAKED_AFTER_TRIES else AllocationState.RELEASING
-
-
-def _release_event(
-    allocation: Allocation, job_id: str, result: Release, state: AllocationState, now: float
-) -> events.NewEvent:
-    checks = ", ".join(f"{name} {saw}" for name, saw in result.checks.items())
-    message = (
-        f"Released {allocation.gpus} x {allocation.gpu_model} on {allocation.node}: {checks}."
-        if result.confirmed
-        else f"The release is not confirmed after {allocation.tries + 1} tries and goes on: {checks}."
-    )
-    return events.NewEvent(job_id, allocation.trial_id, now, _ACTOR, state.value.upper(), message)
+def _close(connection: Connection, group: Sequence[Ended], now: float) -> None:
+    """Record the ends of these Attempts, make what they held due for release, charge their GPU time."""
+    starts, ends = [], []
+    used: Counter[str] = Counter()
+    for ended in group:
+        trial, attempt_id, seen = ended.trial, ended.allocation.attempt_id, ended.observation
+        if seen.started_at is not None:
+            # A short program's start and end are seen in one look.
+            starts.append(Start(attempt_id, seen.started_at, seen.enforcement))
+        if seen.exit is None:
+            end = End(attempt_id, now, seen.phase, seen.detail or "")
+        else:
+            done = seen.exit
+            end = End(attempt_id, done.finished_at, done.ended_by, done.detail, done.code, done.usage)
+        ends.append(end)
+        used[trial.project_id] += charge(
+            trial.gpus, trial.timeout_seconds, seen.started_at or trial.started_at, end.at
+        )
+    attempts.start_all(connection, starts)
+    attempts.end_all(connection, ends)
+    attempts.let_go(connection, [ended.allocation.id for ended in group])
+    for project_id, gpu_seconds in used.items():
+        if gpu_seconds:
+            queue.charge(connection, project_id, gpu_seconds)
 
 
 def _count_ends(made: Sequence[Move], group: dict[str, Ended]) -> None:

@@ -21,7 +21,7 @@ from trainshed.policy.placement import Decision, PassRules, Placement, Project, 
 from trainshed.policy.reasons import make_board, to_json
 from trainshed.policy.retry import access_revoked
 from trainshed.policy.waiting import Queue, TrialClass
-from trainshed.store import access, moves, queue, runners, settings
+from trainshed.store import access, attempts, moves, queue, runners, settings
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial
@@ -219,14 +219,15 @@ class Placer:
             made = moves.apply(connection, [move for move, _ in prepared] + refused, at=now, actor=_ACTOR)
             mine = {move.trial.id for move in made if move.after is State.PREPARING}
             numbers = queue.newest_attempts(connection, mine)
-            placed = []
-            for move, placement in prepared:
-                if move.trial.id not in mine:
-                    continue
-                allocation = self._allocation(move.trial, placement, simulated[placement.node], now)
-                _, number = numbers.get(move.trial.id, ("", 0))
-                moves.open_attempt(connection, allocation, number=number + 1)
-                placed.append(Placed(move.trial, allocation))
+            placed = [
+                Placed(move.trial, self._allocation(move.trial, placement, simulated[placement.node], now))
+                for move, placement in prepared
+                if move.trial.id in mine
+            ]
+            attempts.open_all(
+                connection,
+                [(item.allocation, numbers.get(item.trial.id, ("", 0))[1] + 1) for item in placed],
+            )
             gone.update({p.trial_id for p in placements} - mine)
             reach(Point.PLACE_BEFORE_COMMIT)
             return placed

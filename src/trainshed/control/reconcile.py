@@ -6,6 +6,7 @@ crash between any two of its lines is repaired by the next step of the next proc
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ from trainshed.content.outputs import CollectionCancelled
 from trainshed.control import metrics
 from trainshed.control.background import Workers
 from trainshed.control.crashpoints import Point, reach
-from trainshed.control.finishing import Ended, Finisher, ended_move, started_move
+from trainshed.control.finishing import Ended, Finisher, Released, ended_move, started_move
 from trainshed.control.launching import GpusMissing, assigned_gpus, build_launch
 from trainshed.control.placing import Placer
 from trainshed.control.snapshots import Snapshots
@@ -28,7 +29,8 @@ from trainshed.model.runner_tree import RunnerFile
 from trainshed.model.states import AllocationState, OutputStatus, State
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.retry import Again, after_failed_start
-from trainshed.store import moves, queue, runners
+from trainshed.store import attempts, moves, queue, runners
+from trainshed.store.attempts import End, Start
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial
@@ -93,6 +95,9 @@ class Reconciler:
         self._launched: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._hurried: set[str] = set()
+        # What the executors did, by Allocation, until a step records it: many in one transaction.
+        self._collected: dict[str, Ended] = {}
+        self._released: dict[str, Released] = {}
         self._again = False
         self.nodes: Sequence[Node] = ()
 
@@ -102,6 +107,7 @@ class Reconciler:
         ``changed`` are Attempts that may have news; ``everything`` looks at all of them.
         """
         self._again = False
+        self._store_results()
         with self._database.read() as connection:
             self._placer.read_changes(connection)
             active = {trial.id: trial for trial in queue.active(connection)}
@@ -118,12 +124,19 @@ class Reconciler:
         placed, again = self._placer.run(self.nodes, unreleased)
         if placed:
             self._launch([Active(item.trial, item.allocation) for item in placed])
-        return again or self._again
+        return again or self._again or bool(self._collected or self._released)
 
     def close(self) -> None:
         """Finish nothing more; what is under way is repeated by the next process."""
         self._finisher.closing.set()
         self._workers.close()
+
+    def _store_results(self) -> None:
+        """Record what executors finished since the last step; what is lost here in a crash is done again."""
+        if ended := [self._collected.pop(key) for key in list(self._collected)]:
+            self._finisher.finish(ended)
+        if released := [self._released.pop(key) for key in list(self._released)]:
+            self._finisher.store_releases(released)
 
     def _forget_all_but(self, held: Sequence[Active]) -> None:
         """What is remembered of Attempts only saves work; of ended ones it saves none."""
@@ -135,7 +148,7 @@ class Reconciler:
     def _observe(self, held: Iterable[Active], changed: set[str], *, everything: bool) -> None:
         looked_at = [item for item in held if everything or self._has_news(item, changed)]
         self._hurried |= {i.allocation.attempt_id for i in looked_at if i.trial.state is State.STOPPING}
-        looked_at = [item for item in looked_at if self._workers.collecting.offers(item.allocation.id)]
+        looked_at = [item for item in looked_at if self._may_end(item.allocation.id)]
         if not looked_at:
             return
         seen = self._engine.observe([item.allocation.attempt_id for item in looked_at])
@@ -156,6 +169,10 @@ class Reconciler:
             self._launch(news.missing)
         if news.ended:
             self._end(news.ended)
+
+    def _may_end(self, allocation_id: str) -> bool:
+        """Whether nobody collects for this Allocation now, or did and waits to be recorded."""
+        return self._workers.collecting.offers(allocation_id) and allocation_id not in self._collected
 
     def _has_news(self, item: Active, changed: set[str]) -> bool:
         attempt_id, state = item.allocation.attempt_id, item.trial.state
@@ -206,10 +223,13 @@ class Reconciler:
                 at=now,
                 actor=_ACTOR,
             )
-            for item, seen in started:
-                moves.start_attempt(
-                    connection, item.allocation.attempt_id, seen.started_at or now, seen.enforcement
-                )
+            attempts.start_all(
+                connection,
+                [
+                    Start(item.allocation.attempt_id, seen.started_at or now, seen.enforcement)
+                    for item, seen in started
+                ],
+            )
             reach(Point.RUNNING_BEFORE_COMMIT)
             return made
 
@@ -252,18 +272,12 @@ class Reconciler:
         def store(connection: Connection) -> list[Move]:
             made = moves.apply(connection, [move for _, move in planned], at=now, actor=_ACTOR)
             mine = {move.trial.id for move in made}
-            for start, _ in planned:
-                if start.item.trial.id in mine:
-                    moves.end_attempt(
-                        connection,
-                        start.item.allocation.attempt_id,
-                        at=now,
-                        ended_by="not_started",
-                        detail=start.detail,
-                        exit_code=None,
-                        usage="{}",
-                    )
-                    moves.set_allocation(connection, start.item.allocation.id, AllocationState.RELEASING)
+            over = [start for start, _ in planned if start.item.trial.id in mine]
+            attempts.end_all(
+                connection,
+                [End(each.item.allocation.attempt_id, now, "not_started", each.detail) for each in over],
+            )
+            attempts.let_go(connection, [each.item.allocation.id for each in over])
             reach(Point.UNSTARTED_BEFORE_COMMIT)
             return made
 
@@ -329,7 +343,7 @@ class Reconciler:
         for item, seen in collecting:
             trial = current[item.trial.id]
             if trial.state in {State.COLLECTING, State.STOPPING}:
-                work = partial(self._collect_and_finish, Ended(trial, item.allocation, seen))
+                work = partial(self._collect, Ended(trial, item.allocation, seen))
                 self._workers.collecting.start(item.allocation.id, work)
 
     def _store_collecting(self, ended: Sequence[tuple[Active, Observation]]) -> None:
@@ -356,28 +370,25 @@ class Reconciler:
         started = seen.started_at is not None or item.trial.user_code_started
         return bool(item.trial.output_patterns) and started
 
-    def _collect_and_finish(self, ended: Ended) -> bool:
+    def _collect(self, ended: Ended) -> bool:
         attempt_id, bounded = ended.allocation.attempt_id, ended.trial.state is State.STOPPING
         with self._database.read() as connection:
             files = self._files(connection, ended.trial)
-        try:
-            # A stop that comes while outputs are collected bounds the rest (E77): collecting begins again.
-            collected = self._finisher.collect(
+        # A stop that comes while outputs are collected bounds the rest (E77): collecting begins again.
+        with contextlib.suppress(CollectionCancelled):
+            self._collected[ended.allocation.id] = self._finisher.collect(
                 ended, files, cancelled=lambda: not bounded and attempt_id in self._hurried
             )
-        except CollectionCancelled:
-            return True
-        self._finisher.finish([collected])
         return True
 
     def _release(self, due: Iterable[Allocation]) -> None:
         leaked = 0
         for allocation in due:
             leaked += allocation.state is AllocationState.LEAKED
-            self._workers.releasing.start(allocation.id, partial(self._release_one, allocation))
+            if allocation.id not in self._released:
+                self._workers.releasing.start(allocation.id, partial(self._release_one, allocation))
         metrics.leaked.set(leaked)
 
     def _release_one(self, allocation: Allocation) -> bool:
-        with self._database.read() as connection:
-            job_id = queue.job_of(connection, allocation.trial_id)
-        return self._finisher.release(allocation, job_id)
+        released = self._released[allocation.id] = self._finisher.release(allocation)
+        return released.result.confirmed

@@ -11,6 +11,8 @@ from sqlalchemy import Connection, Select, func, insert, or_, select
 from trainshed.store.records import Event
 from trainshed.store.tables import events
 
+_RECORD = insert(events)
+
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
@@ -41,7 +43,7 @@ def record(connection: Connection, new: Iterable[NewEvent]) -> None:
         for e in new
     ]
     if rows:
-        connection.execute(insert(events), rows)
+        connection.execute(_RECORD, rows)
 
 
 def of_job(

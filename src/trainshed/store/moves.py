@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, Update, bindparam, insert, select, update
 
 from trainshed.model.states import (
     TERMINAL,
     WAITING,
-    AllocationState,
     OutputStatus,
     State,
     check_move,
@@ -20,8 +20,22 @@ from trainshed.model.states import (
 )
 from trainshed.store.events import NewEvent, record
 from trainshed.store.jobs import find_job, trial_of
-from trainshed.store.records import Allocation, Job, Trial
-from trainshed.store.tables import allocations, artifacts, attempts, jobs, replicas, trials
+from trainshed.store.records import Job, Trial
+from trainshed.store.tables import artifacts, jobs, trials
+
+# Statements are built once: building one costs several times what running it does.
+_STATES = select(trials.c.id, trials.c.state).where(trials.c.id.in_(bindparam("wanted", expanding=True)))
+_JOB_STATES = (
+    select(jobs.c.id, trials.c.state, jobs.c.stop_accepted_at)
+    .join(trials, trials.c.job_id == jobs.c.id)
+    .where(jobs.c.id.in_(bindparam("wanted", expanding=True)))
+    .distinct()
+)
+_REFRESH_JOB = (
+    update(jobs)
+    .where(jobs.c.id == bindparam("job"))
+    .values(status=bindparam("new_status"), updated_at=bindparam("at"), finished_at=bindparam("end"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +69,33 @@ def apply(connection: Connection, moves: Sequence[Move], *, at: float, actor: st
 
     A Trial that someone else moved meanwhile is left alone: its move is missing from the answer.
     """
-    lock_jobs(connection, {move.trial.job_id for move in moves})
-    made = []
+    if not moves:
+        return []
+    job_of = {move.trial.id: move.trial.job_id for move in moves}
+    lock_jobs(connection, set(job_of.values()))
+    # Nobody else moves these Trials now: SQLite has one writer, on PostgreSQL their Jobs are locked.
+    now = {row.id: row.state for row in connection.execute(_STATES, {"wanted": list(job_of)})}
+    made: list[Move] = []
+    steps: Counter[str] = Counter()
+    rows: dict[tuple[int, tuple[str, ...]], list[dict[str, Any]]] = {}
     for move in moves:
         check_move(move.before, move.after)
-        values = {"state": move.after, "updated_at": at, **move.values}
+        if now.get(move.trial.id) != move.before:
+            continue
+        now[move.trial.id] = move.after
+        values = {"updated_at": at, **move.values, "state": move.after}
         if move.after in TERMINAL:
             values.setdefault("finished_at", at)
-        changed = connection.execute(
-            update(trials)
-            .where(trials.c.id == move.trial.id, trials.c.state == move.before)
-            .values(**values),
+        # A Trial's second move comes in a later statement than its first; equal moves share one.
+        step = steps[move.trial.id] = steps[move.trial.id] + 1
+        row = {f"to_{name}": value for name, value in values.items()}
+        rows.setdefault((step, tuple(sorted(values))), []).append(
+            row | {"moved": move.trial.id, "before": move.before}
         )
-        if changed.rowcount:
-            made.append(move)
+        made.append(move)
+    for (_, columns), group in sorted(rows.items()):
+        if connection.execute(_moving(columns), group).rowcount != len(group):
+            raise RuntimeError("a Trial was moved by somebody who did not lock its Job")
     record(
         connection,
         [
@@ -82,30 +109,36 @@ def apply(connection: Connection, moves: Sequence[Move], *, at: float, actor: st
     return made
 
 
-def refresh_jobs(connection: Connection, job_ids: Iterable[str], *, at: float) -> None:
+@cache
+def _moving(columns: tuple[str, ...]) -> Update:
+    """The statement that makes moves which set these columns."""
+    return (
+        update(trials)
+        .where(trials.c.id == bindparam("moved"), trials.c.state == bindparam("before"))
+        .values({name: bindparam(f"to_{name}") for name in columns})
+    )
+
+
+def refresh_jobs(connection: Connection, job_ids: Collection[str], *, at: float) -> None:
     """Derive the status of Jobs from their Trials (contract E b12)."""
-    wanted = list(job_ids)
-    if not wanted:
+    if not job_ids:
         return
     states: dict[str, set[State]] = {}
-    for job_id, state in connection.execute(
-        select(trials.c.job_id, trials.c.state).where(trials.c.job_id.in_(wanted)).distinct(),
-    ):
+    stops: dict[str, bool] = {}
+    for job_id, state, stop_accepted_at in connection.execute(_JOB_STATES, {"wanted": list(job_ids)}):
         states.setdefault(job_id, set()).add(State(state))
-    accepted = select(jobs.c.id, jobs.c.stop_accepted_at).where(jobs.c.id.in_(wanted))
-    stops = {row.id: row.stop_accepted_at for row in connection.execute(accepted)}
-    rows = []
-    for job_id in wanted:
-        ended = states[job_id] <= TERMINAL
-        status = job_status(states[job_id], stop_accepted=stops[job_id] is not None)
-        rows.append({"b_id": job_id, "b_status": status, "b_at": at, "b_finished": at if ended else None})
+        stops[job_id] = stop_accepted_at is not None
     connection.execute(
-        update(jobs)
-        .where(jobs.c.id == bindparam("b_id"))
-        .values(
-            status=bindparam("b_status"), updated_at=bindparam("b_at"), finished_at=bindparam("b_finished")
-        ),
-        rows,
+        _REFRESH_JOB,
+        [
+            {
+                "job": job_id,
+                "new_status": job_status(found, stop_accepted=stops[job_id]),
+                "at": at,
+                "end": at if found <= TERMINAL else None,
+            }
+            for job_id, found in states.items()
+        ],
     )
 
 
@@ -178,78 +211,6 @@ def _stop_sentence(trial: Trial) -> str:
     if trial.state in WAITING:
         return "Stop accepted while the Trial was waiting."
     return "Stop accepted: the program is asked to end, outputs are collected, everything is released."
-
-
-def open_attempt(
-    connection: Connection,
-    allocation: Allocation,
-    *,
-    number: int,
-) -> None:
-    """Record the intent to run an Attempt and what it will hold; before any side effect."""
-    connection.execute(
-        insert(attempts).values(
-            id=allocation.attempt_id,
-            trial_id=allocation.trial_id,
-            number=number,
-            engine=allocation.engine,
-            created_at=allocation.held_at,
-        ),
-    )
-    connection.execute(
-        insert(replicas).values(attempt_id=allocation.attempt_id, rank=0, role="main", node=allocation.node),
-    )
-    connection.execute(
-        insert(allocations).values(**{c.name: getattr(allocation, c.name) for c in allocations.c}),
-    )
-
-
-def start_attempt(connection: Connection, attempt_id: str, at: float, enforcement: Mapping[str, str]) -> None:
-    """Record that user code was started at ``at``, and how its limits are enforced."""
-    connection.execute(
-        update(attempts)
-        .where(attempts.c.id == attempt_id)
-        .values(started_at=at, enforcement=json.dumps(dict(enforcement))),
-    )
-    connection.execute(update(replicas).where(replicas.c.attempt_id == attempt_id).values(started_at=at))
-
-
-def end_attempt(
-    connection: Connection,
-    attempt_id: str,
-    *,
-    at: float,
-    ended_by: str,
-    detail: str,
-    exit_code: int | None,
-    usage: str,
-) -> None:
-    """Record how an Attempt ended; the first report stays (late ones are evidence elsewhere)."""
-    connection.execute(
-        update(attempts)
-        .where(attempts.c.id == attempt_id, attempts.c.ended_at.is_(None))
-        .values(ended_at=at, ended_by=ended_by, detail=detail, usage=usage),
-    )
-    connection.execute(
-        update(replicas)
-        .where(replicas.c.attempt_id == attempt_id, replicas.c.ended_at.is_(None))
-        .values(ended_at=at, exit_code=exit_code),
-    )
-
-
-def set_allocation(
-    connection: Connection,
-    allocation_id: str,
-    state: AllocationState,
-    values: Mapping[str, Any] | None = None,
-) -> bool:
-    """Change an Allocation; ``False``, and nothing changed, if it was released already."""
-    changed = connection.execute(
-        update(allocations)
-        .where(allocations.c.id == allocation_id, allocations.c.state != AllocationState.RELEASED)
-        .values(state=state, **(values or {})),
-    )
-    return bool(changed.rowcount)
 
 
 def put_artifacts(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:

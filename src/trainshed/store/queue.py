@@ -74,8 +74,10 @@ def by_id(connection: Connection, trial_ids: Collection[str]) -> dict[str, Trial
     return {row.id: trial_of(row) for row in rows}
 
 
-def job_of(connection: Connection, trial_id: str) -> str:
-    return str(connection.execute(select(trials.c.job_id).where(trials.c.id == trial_id)).scalar_one())
+def jobs_of(connection: Connection, trial_ids: Collection[str]) -> dict[str, str]:
+    """The Job of each of these Trials."""
+    rows = connection.execute(select(trials.c.id, trials.c.job_id).where(trials.c.id.in_(list(trial_ids))))
+    return dict(rows.all())
 
 
 def unreleased(connection: Connection) -> list[Allocation]:
