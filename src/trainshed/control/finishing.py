@@ -301,6 +301,8 @@ def _closing_moves(outcomes: Sequence[tuple[Ended, Outcome]], now: float) -> lis
             "error_code": result.error_code,
             "error_message": result.message if result.error_code else None,
         }
+        if seen.exit is not None and started:
+            values["finished_at"] = seen.exit.finished_at
         if state is State.STOPPING and started:
             values |= {"user_code_started": True, "started_at": seen.started_at or trial.started_at}
         found.append(
@@ -337,10 +339,14 @@ def ended_move(trial: Trial, seen: Observation) -> Move:
 
 
 def _problems(found: Collection) -> str | None:
+    """What readers are shown, one by one, of outputs that could not be stored."""
     if not found.problems:
         return None
     listed = [{"name": p.name, "code": p.code.value, "message": p.message} for p in found.problems]
-    return json.dumps({"problems": listed, "not_shown": found.problems_not_shown})
+    if found.problems_not_shown:
+        more = f"{found.problems_not_shown} more declared outputs have problems"
+        listed.append({"name": "...", "code": "OUTPUT_MORE_PROBLEMS", "message": more})
+    return json.dumps(listed)
 
 
 def _close(connection: Connection, group: Sequence[Ended], now: float) -> None:
