@@ -35,10 +35,10 @@ def test_E67_E70_problems_with_outputs_are_shown_wherever_the_trial_is(module_se
     published = publish(module_server, tmp_path / "r", f"problems/{case}")
     http = module_server.http()
     body = {"type": "train", "request_id": case, "spec": {"runner": published["selector"]}}
-    job = http.post("/v1/jobs", body).json()["job_id"]
+    job = http.post("/v1/jobs", body).json["job_id"]
 
     def released():
-        trial = http.get(f"/v1/trials?job_id={job}").json()["items"][0]
+        trial = http.get(f"/v1/trials?job_id={job}").json["items"][0]
         return trial if trial["cleanup_confirmed"] else None
 
     trial = wait_until(released)
