@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -81,8 +81,8 @@ class Cursor:
     def after(self, item: Item) -> Cursor:
         """This cursor moved past ``item``."""
         if isinstance(item, SystemRecord):
-            return replace(self, system=item.id)
-        return replace(self, outputs=MappingProxyType({**self.outputs, item.output.key: item.place}))
+            return Cursor(item.id, self.outputs)
+        return Cursor(self.system, {**self.outputs, item.output.key: item.place})
 
 
 class OutputRecord(NamedTuple):

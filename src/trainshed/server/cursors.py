@@ -9,6 +9,8 @@ import hmac
 import json
 from typing import Any
 
+from pydantic_core import to_json
+
 _MAC_BYTES = 9
 MAX_CURSOR_CHARS = 8192
 
@@ -28,7 +30,7 @@ class CursorSeal:
 
     def seal(self, use: str, value: Any) -> str:
         """The cursor for ``value``; it opens for the same ``use`` only."""
-        body = json.dumps(value, separators=(",", ":")).encode()
+        body = to_json(value)
         return base64.urlsafe_b64encode(self._mac(use, body) + body).rstrip(b"=").decode()
 
     def open(self, use: str, cursor: str) -> Any:
@@ -45,4 +47,4 @@ class CursorSeal:
         return json.loads(body)
 
     def _mac(self, use: str, body: bytes) -> bytes:
-        return hmac.new(self._key, use.encode() + b"\0" + body, hashlib.sha256).digest()[:_MAC_BYTES]
+        return hmac.digest(self._key, use.encode() + b"\0" + body, "sha256")[:_MAC_BYTES]

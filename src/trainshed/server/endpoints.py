@@ -26,7 +26,7 @@ from trainshed.model.strict_json import decode_json
 from trainshed.server import auth, documents
 from trainshed.server.documents import Param
 from trainshed.server.errors import error_response
-from trainshed.server.limits import read_body
+from trainshed.server.limits import BodyStream, declared_length
 from trainshed.server.services import Services
 
 NOBODY = Principal("", "", KeyKind.SERVICE, frozenset())
@@ -65,6 +65,9 @@ class Call:
     request: Request
     principal: Principal
     body: bytes = b""
+    """The whole body of an operation that takes JSON."""
+    stream: BodyStream | None = None
+    """The body of an operation that takes bytes; read it once."""
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -123,6 +126,7 @@ class Operation:
     takes: Any = None
     """The shape of the JSON body; several alternatives as a union."""
     takes_bytes: bool = False
+    """The body is not read for the handler: it takes `Call.stream`."""
     max_body: Callable[[Services], int] | None = None
     """The largest body in bytes; ``None``: a body is not read."""
     answers: Mapping[int, str] = field(default_factory=lambda: {200: "Done."})
@@ -184,16 +188,20 @@ def _endpoint(handler: Handler, operation: Operation) -> Endpoint:
 
     async def endpoint(request: Request, **path: str) -> Response:
         services: Services = request.app.state.services
+        call = Call(services, request, NOBODY)
         try:
-            call = Call(services, request, NOBODY)
             if operation.max_body is not None:
-                declared = request.headers.get("content-length")
-                call.body = await read_body(request.receive, declared, operation.max_body(services))
+                declared = declared_length(request.headers)
+                call.stream = BodyStream(request.receive, declared, operation.max_body(services))
+                if not operation.takes_bytes:
+                    call.body = await call.stream.whole()
             if asynchronous:
                 await run_in_threadpool(_admit, call, operation)
                 return _response(await handler(call, **path))
             return await run_in_threadpool(_carry_out, handler, call, operation, path)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets the one error shape
+            if call.stream is not None:
+                await call.stream.drain()
             return error_response(error, request.scope["trainshed.request_id"])
         finally:
             if call.principal is not NOBODY and (hashed := auth.presented_key(request.headers)):

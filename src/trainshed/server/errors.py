@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from trainshed.content.blobs import StoreFull, StoreUnavailable
@@ -30,20 +31,21 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
     """What the caller is told of an error: refusals as they are, outages by name, anything else as ours."""
     if isinstance(error, Refusal):
         return error
-    if isinstance(error, DatabaseFull):
-        log.warning("database full", request_id=request_id, reason=str(error))
-        return Refusal.of("STORAGE_FULL", "the disk under the server's database is full")
-    if isinstance(error, DatabaseUnavailable):
-        log.warning("database unavailable", request_id=request_id, reason=str(error))
-        return Refusal.of("DATABASE_UNAVAILABLE", "the database did not answer")
-    if isinstance(error, StoreFull):
-        log.warning("storage full", request_id=request_id, reason=str(error))
-        return Refusal.of("STORAGE_FULL", "the disk under the server's data folder is full")
-    if isinstance(error, StoreUnavailable):
-        log.warning("storage unavailable", request_id=request_id, reason=str(error))
-        return Refusal.of("STORAGE_UNAVAILABLE", "the server's data folder cannot be used")
+    for kind, code, message in _OUTAGES:
+        if isinstance(error, kind):
+            log.warning(message, request_id=request_id, reason=str(error))
+            return Refusal.of(code, message)
     log.error("unhandled error", request_id=request_id, exc_info=error)
     return Refusal.of("INTERNAL_ERROR", f"the server failed on this request ({request_id})")
+
+
+_OUTAGES: tuple[tuple[type[Exception], str, str], ...] = (
+    (ClientDisconnect, "INVALID_REQUEST", "the connection ended before the body did"),
+    (DatabaseFull, "STORAGE_FULL", "the disk under the server's database is full"),
+    (DatabaseUnavailable, "DATABASE_UNAVAILABLE", "the database did not answer"),
+    (StoreFull, "STORAGE_FULL", "the disk under the server's data folder is full"),
+    (StoreUnavailable, "STORAGE_UNAVAILABLE", "the server's data folder cannot be used"),
+)
 
 
 def error_response(error: Exception, request_id: str) -> Response:

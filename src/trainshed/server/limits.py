@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import OrderedDict
@@ -10,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+import anyio.from_thread
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from trainshed.model.errors import Refusal
 
@@ -88,42 +90,65 @@ def rate_limited(action: Action, seconds: float) -> Refusal:
     return refusal
 
 
-async def read_body(receive: Receive, declared: str | None, limit: int) -> bytes:
-    """The whole body; raises `Refusal` ``REQUEST_TOO_LARGE`` without ever holding more than ``limit`` bytes.
+def declared_length(headers: Mapping[str, str]) -> int | None:
+    """The Content-Length header as a number, ``None`` for a chunked body."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdecimal() else None
 
-    ``declared`` is the Content-Length header, if there is one; chunked bodies are counted as they come.
+
+def too_large(limit: int) -> Refusal:
+    return Refusal.of("REQUEST_TOO_LARGE", f"the body is larger than {limit} bytes")
+
+
+class BodyStream:
+    """A request's body, piece by piece and never more than ``limit`` bytes of it.
+
+    Every method raises `Refusal` ``REQUEST_TOO_LARGE`` as soon as that is known: from the declared length
+    before anything is read, else from what has come.
     """
-    parts: list[bytes] = []
-    total = 0
-    too_large = declared is not None and declared.isdigit() and int(declared) > limit
-    deadline = time.monotonic() + _DRAIN_SECONDS
-    more = True
-    while more:
-        message = await _next(receive, deadline if too_large else None)
-        if message is None:
-            break
+
+    def __init__(self, receive: Receive, declared: int | None, limit: int) -> None:
+        self._receive = receive
+        self._declared = declared
+        self._limit = limit
+        self._taken = 0
+        self._more = True
+
+    async def next(self) -> bytes:
+        """The next piece; empty at the end."""
+        if self._declared is not None and self._declared > self._limit:
+            raise too_large(self._limit)
+        while self._more:
+            piece = await self._piece()
+            if self._taken > self._limit:
+                raise too_large(self._limit)
+            if piece:
+                return piece
+        return b""
+
+    def read(self, _size: int = -1, /) -> bytes:
+        """The next piece, for a handler in its worker thread; whole pieces, whatever size is asked for."""
+        return anyio.from_thread.run(self.next)
+
+    async def whole(self) -> bytes:
+        """All of it."""
+        parts = []
+        while piece := await self.next():
+            parts.append(piece)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def drain(self) -> None:
+        """Take and forget what still comes, for a while: a sender that is cut off does not hear why."""
+        with contextlib.suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while self._more and self._taken <= 2 * self._limit:
+                    await self._piece()
+
+    async def _piece(self) -> bytes:
+        message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        piece = message.get("body", b"")
-        total += len(piece)
-        more = message.get("more_body", False)
-        if total > limit:
-            too_large = True
-            parts.clear()
-        elif not too_large:
-            parts.append(piece)
-        if total > 2 * limit:
-            break
-    if too_large:
-        raise Refusal.of("REQUEST_TOO_LARGE", f"the body is larger than {limit} bytes")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _next(receive: Receive, deadline: float | None) -> Message | None:
-    """The next piece of the body. What is too large is taken for a while, so that the sender hears why."""
-    if deadline is None:
-        return await receive()
-    try:
-        return await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
-    except TimeoutError:
-        return None
+        piece: bytes = message.get("body", b"")
+        self._taken += len(piece)
+        self._more = message.get("more_body", False)
+        return piece

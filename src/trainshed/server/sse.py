@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from starlette.responses import StreamingResponse
@@ -13,9 +13,9 @@ KEEP_ALIVE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One event; without data it only says that the stream is alive."""
+    """One event."""
 
-    data: bytes = b""
+    data: bytes
     id: str | None = None
     event: str | None = None
 
@@ -26,21 +26,24 @@ class Message:
         if self.id is not None:
             lines.append(b"id: " + self.id.encode())
         # JSON holds no line ends, so one data line is enough.
-        lines.append(b"data: " + self.data if self.data else b":")
+        lines.append(b"data: " + self.data)
         return b"\n".join(lines) + b"\n\n"
 
 
-def event_stream(messages: AsyncIterator[Message]) -> StreamingResponse:
-    """The answer that sends ``messages`` as they come."""
+def event_stream(batches: AsyncIterator[Sequence[Message]]) -> StreamingResponse:
+    """The answer that sends batches of messages as they come, each batch in one piece.
+
+    An empty batch is offered whenever nothing happened for a while; it keeps the connection alive.
+    """
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_encode(messages), headers=headers, media_type="text/event-stream")
+    return StreamingResponse(_encode(batches), headers=headers, media_type="text/event-stream")
 
 
-async def _encode(messages: AsyncIterator[Message]) -> AsyncIterator[bytes]:
+async def _encode(batches: AsyncIterator[Sequence[Message]]) -> AsyncIterator[bytes]:
     sent_at = time.monotonic()
     yield b": open\n\n"
-    async for message in messages:
-        # Empty messages are offered often; few of them are needed to keep proxies from closing.
-        if message.data or time.monotonic() - sent_at >= KEEP_ALIVE_SECONDS:
+    async for batch in batches:
+        # Empty batches are offered often; few of them are needed to keep proxies from closing.
+        if batch or time.monotonic() - sent_at >= KEEP_ALIVE_SECONDS:
             sent_at = time.monotonic()
-            yield message.encode()
+            yield b"".join(message.encode() for message in batch) or b":\n\n"

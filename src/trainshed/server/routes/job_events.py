@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
@@ -86,20 +86,19 @@ def stream_events(call: Call, job_id: str) -> Response:
     return event_stream(_follow(call.services, job_id, after))
 
 
-async def _follow(services: Services, job_id: str, after: int) -> AsyncIterator[Message]:
+async def _follow(services: Services, job_id: str, after: int) -> AsyncIterator[Sequence[Message]]:
     async with services.watch.follow(job_id) as follower:
         while not services.watch.stopping:
             rows, ended = await run_in_threadpool(_read, services, job_id, after)
-            for row in rows:
-                after = row.id
-                yield Message(data=event_view(row).model_dump_json().encode(), id=str(row.id))
             if rows:
+                after = rows[-1].id
+                yield [Message(event_view(row).model_dump_json().encode(), str(row.id)) for row in rows]
                 continue
             if ended:
-                yield Message(data=to_json({"job_id": job_id}), event="end")
+                yield [Message(to_json({"job_id": job_id}), event="end")]
                 return
             if not await follower.wait(RECHECK_SECONDS):
-                yield Message()
+                yield ()
 
 
 def _read(services: Services, job_id: str, after: int) -> tuple[list[Event], bool]:

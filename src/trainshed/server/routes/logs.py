@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +14,7 @@ from trainshed.content.logs import LogReader
 from trainshed.jobkit.frames import STDERR, STDOUT
 from trainshed.model.errors import Refusal
 from trainshed.model.states import TERMINAL
+from trainshed.server.cursors import CursorSeal
 from trainshed.server.documents import Param
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.follow import RECHECK_SECONDS, Follower
@@ -152,30 +153,36 @@ async def stream_logs(call: Call, job_id: str) -> Response:
 
 async def _follow(
     services: Services, job_id: str, log: JobLog, start: Cursor | None
-) -> AsyncIterator[Message]:
+) -> AsyncIterator[Sequence[Message]]:
+    def batch() -> tuple[Page, Sequence[Message]]:
+        page = log.page(start)
+        return page, _messages(services.seal, job_id, start or Cursor(), page)
+
     async with services.watch.follow(job_id) as follower:
         while not services.watch.stopping:
             try:
-                page = await run_in_threadpool(log.page, start)
+                page, messages = await run_in_threadpool(batch)
             except Refusal as refusal:
-                yield Message(data=to_json(refusal.body()), event="error")
+                yield [Message(to_json(refusal.body()), event="error")]
                 return
-            at = start or Cursor()
-            for item in page.items:
-                at = at.after(item)
-                yield Message(
-                    data=to_json(item_document(item)), id=seal_log_cursor(services.seal, job_id, at)
-                )
+            yield messages
             start = page.cursor
             if page.has_more:
                 continue
             if log.eof(page):
                 summary = {key: value for key, value in log.document(page).items() if key != "items"}
-                yield Message(data=to_json(summary), event="end", id=summary["next_cursor"])
+                yield [Message(to_json(summary), summary["next_cursor"], "end")]
                 return
             await log.changed(follower, RECHECK_SECONDS)
-            if not page.items:
-                yield Message()
+
+
+def _messages(seal: CursorSeal, job_id: str, at: Cursor, page: Page) -> Sequence[Message]:
+    """The records of a page, each with the cursor behind it."""
+    messages = []
+    for item in page.items:
+        at = at.after(item)
+        messages.append(Message(to_json(item_document(item)), seal_log_cursor(seal, job_id, at)))
+    return messages
 
 
 @trial_routes.get(
