@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engines.machinery import LocalHarness
+from engines.machinery import LocalHarness, each_way
 
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[LocalHarness]:
-    harness = LocalHarness(tmp_path)
-    yield harness
-    harness.close()
-    assert not harness.leftovers()
+    yield from each_way("none", tmp_path)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from engines.conformance import HELLO, LIMITS, Behaviour, Harness
+import pytest
+
+from engines.conformance import HELLO, LIMITS, Behaviour, Harness, written
 from support.waiting import wait_until
 from trainshed.engines import Launch, Limits, TreeFile
-from trainshed.engines.local import LocalEngine
-from trainshed.jobkit import folder, procs
+from trainshed.engines.local import DEFAULT_USER, Isolation, LocalEngine, why_impossible
+from trainshed.jobkit import folder, frames, procs, sandbox
 from trainshed.model.resources import Gpu
 
 _STARTED = "echo >> $STARTS"
@@ -26,8 +30,15 @@ _SHELL = {
 }
 
 
+WAYS = ("none", "bubblewrap")
+"""How a program may be kept from the machine."""
+
+
 class LocalHarness(Harness):
     engine: LocalEngine
+    interpreter = sys.executable
+    """A Python that programs can reach."""
+    started = _STARTED
 
     def __init__(self, path: Path, **settings: object) -> None:
         self.path = path
@@ -47,13 +58,13 @@ class LocalHarness(Harness):
 
     def shell(self, attempt_id: str, text: str, **settings: object) -> Launch:
         """A launch of shell text that also counts its starts, first of all or where it says so."""
-        counted = text if _STARTED in text else f"{_STARTED}; {text}"
+        counted = text.replace(_STARTED, self.started) if _STARTED in text else f"{self.started}; {text}"
         env = {"STARTS": str(self._starts / attempt_id)}
         return self.program(attempt_id, ["bash", "-c", counted], env=env, **settings)  # type: ignore[arg-type]
 
     def python(self, attempt_id: str, text: str, **settings: object) -> Launch:
         """A launch of a Python program."""
-        return self.program(attempt_id, [sys.executable, "-c", text], **settings)  # type: ignore[arg-type]
+        return self.program(attempt_id, [self.interpreter, "-c", text], **settings)  # type: ignore[arg-type]
 
     def program(
         self,
@@ -91,6 +102,10 @@ class LocalHarness(Harness):
     def folder(self, attempt_id: str) -> Path:
         return self.root / "attempts" / attempt_id
 
+    def directory(self, attempt_id: str) -> str:
+        """The work directory as the program itself knows it."""
+        return str(self.engine.work_directory(attempt_id))
+
     def shim_pid(self, attempt_id: str) -> int:
         pid = wait_until(lambda: folder.holder(self.folder(attempt_id)))
         assert folder.is_held(self.folder(attempt_id))
@@ -103,6 +118,58 @@ class LocalHarness(Harness):
     def leftovers(self) -> list[str]:
         """Control groups of this engine's that are still there after it was closed."""
         return sorted(self.layout.names())
+
+
+class IsolatedHarness(LocalHarness):
+    """The same under bubblewrap. A start shows in the log, as a program can write nothing of the host's."""
+
+    started = "cat /proc/sys/kernel/random/uuid >&2"
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        if reason := _isolation_fails():
+            pytest.skip(reason)
+        self._seen: dict[str, set[bytes]] = {}
+        super().__init__(path, isolation=Isolation(hide=(path,)), **settings)
+
+    @property
+    def interpreter(self) -> str:  # type: ignore[override] # found out once it is asked for
+        return public_interpreter()
+
+    def starts(self, attempt_id: str) -> int:
+        log = self.engine.logs(attempt_id).frames
+        if log.exists():
+            lines = written(log, frames.STDERR).splitlines()
+            self._seen.setdefault(attempt_id, set()).update(lines)
+        return len(self._seen.get(attempt_id, ()))
+
+    def directory(self, _attempt_id: str) -> str:
+        return sandbox.WORK
+
+
+@functools.cache
+def _isolation_fails() -> str | None:
+    return why_impossible()
+
+
+@functools.cache
+def public_interpreter() -> str:
+    """A Python that the user of isolated programs can execute: root's own may lie where only root looks."""
+    user = DEFAULT_USER if os.geteuid() == 0 else None
+    for path in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        with contextlib.suppress(OSError):
+            subprocess.run(
+                [path, "-c", ""], user=user, group=user, extra_groups=None if user is None else [], check=True
+            )
+            return path
+    pytest.skip("no Python can be executed by another user than root")
+
+
+def each_way(way: str, path: Path) -> Iterator[LocalHarness]:
+    """What a fixture yields: an engine of this way of isolation, ended with everything it started."""
+    harness = IsolatedHarness(path) if way == "bubblewrap" else LocalHarness(path)
+    yield harness
+    harness.close()
+    assert not harness.leftovers()
 
 
 def close_wholly(engine: LocalEngine) -> None:

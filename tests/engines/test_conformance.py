@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.conformance import HELLO, LIMITS, Behaviour, EngineConformance, Harness
-from engines.machinery import LocalHarness
+from engines.machinery import IsolatedHarness, LocalHarness
 from trainshed.engines import Launch
 from trainshed.engines.fake import FakeEngine, Script
 
@@ -62,5 +62,13 @@ class TestLocalEngine(EngineConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Iterator[Harness]:
         harness = LocalHarness(tmp_path)
+        yield harness
+        harness.close()
+
+
+class TestIsolatedLocalEngine(EngineConformance):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Iterator[Harness]:
+        harness = IsolatedHarness(tmp_path)
         yield harness
         harness.close()

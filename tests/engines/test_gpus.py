@@ -10,6 +10,7 @@ import pytest
 
 from engines.conformance import SETTLED, written
 from engines.machinery import LocalHarness
+from trainshed.engines import EngineError
 from trainshed.engines.local import gpus
 from trainshed.engines.local.environment import program_environment
 from trainshed.model.resources import Gpu
@@ -78,6 +79,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": handle,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: handle(int(uuid[-1])),
+        "nvmlDeviceGetMinorNumber": lambda index: index + 3,
         "nvmlDeviceGetName": lambda _: "NVIDIA H200",
         "nvmlDeviceGetUUID": lambda _: "GPU-1",
         "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=144_384 << 20, used=1 << 30),
@@ -105,22 +108,38 @@ def test_metrics_leave_out_what_the_driver_does_not_report(driver: None) -> None
     )
 
 
+def test_a_sandbox_gets_the_device_files_of_its_gpus_alone(driver: None) -> None:
+    own, *shared = gpus.device_files([Gpu(7, "H200", "GPU-0", 144_384)])
+    assert own == "/dev/nvidia3"  # by the driver's number, not by the index
+    assert not [path for path in shared if path[-1].isdigit()]
+    assert gpus.device_files(gpus.simulated({"H100": 3})) == []
+    assert gpus.device_files(()) == []
+
+
+def test_a_lost_gpu_cannot_be_handed_to_a_sandbox(driver: None) -> None:
+    with pytest.raises(EngineError, match="does not answer") as refusal:
+        gpus.device_files([Gpu(1, "H200", "GPU-1", 144_384)])
+    assert refusal.value.retryable
+
+
 REAL = (Gpu(2, "H200", "GPU-2", 144_384), Gpu(5, "H200", "GPU-5", 144_384))
 SIMULATED = gpus.simulated({"H100": 3})[1:]
 
 
 @pytest.mark.parametrize(
-    ("assigned", "real_present", "visible", "ours"),
+    ("assigned", "real_present", "isolated", "visible", "ours"),
     [
-        (REAL, True, "2,5", "2,5"),
-        ((), True, "", ""),
-        ((), False, "", ""),
-        (SIMULATED, False, "1,2", "1,2"),
-        (SIMULATED, True, "", "1,2"),
+        (REAL, True, False, "2,5", "2,5"),
+        (REAL, True, True, "GPU-2,GPU-5", "2,5"),
+        ((), True, False, "", ""),
+        ((), False, True, "", ""),
+        (SIMULATED, False, False, "1,2", "1,2"),
+        (SIMULATED, False, True, "1,2", "1,2"),
+        (SIMULATED, True, True, "", "1,2"),
     ],
 )
 def test_a_program_sees_the_gpus_it_was_given_and_no_others(
-    assigned: tuple[Gpu, ...], *, real_present: bool, visible: str, ours: str
+    assigned: tuple[Gpu, ...], *, real_present: bool, isolated: bool, visible: str, ours: str
 ) -> None:
     env = program_environment(
         {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
@@ -128,6 +147,7 @@ def test_a_program_sees_the_gpus_it_was_given_and_no_others(
         attempt_id="a1",
         instance="i1",
         real_gpus_present=real_present,
+        isolated=isolated,
     )
     assert (env["CUDA_VISIBLE_DEVICES"], env["TRAINSHED_GPUS"]) == (visible, ours)
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"

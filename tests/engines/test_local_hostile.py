@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engines.conformance import SETTLED, dropped, read_frames, written
-from engines.machinery import LocalHarness
+from engines.machinery import WAYS, LocalHarness, each_way
 from support.waiting import wait_until
 from trainshed.engines import EndedBy, Exit, Limits, Phase, TreeFile
 from trainshed.jobkit import frames
@@ -26,6 +26,11 @@ def daemon(what):
     os.chdir("/")
     what()
 """
+
+
+@pytest.fixture(params=WAYS)
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalHarness]:
+    yield from each_way(request.param, tmp_path)
 
 
 def run(local: LocalHarness, text: str, **settings: object) -> Exit:
@@ -222,7 +227,7 @@ def test_programs_do_not_see_the_servers_settings(
     monkeypatch.setenv("ENVLOOP_API_KEY", "secret")
     monkeypatch.setenv("LC_TIME", "C")
     launch = local.program(
-        "attempt-1", [sys.executable, "-c", "import os; print(sorted(os.environ))"], env={"OWN": "1"}
+        "attempt-1", [local.interpreter, "-c", "import os; print(sorted(os.environ))"], env={"OWN": "1"}
     )
     local.engine.launch(launch)
     local.until("attempt-1", SETTLED)
@@ -242,7 +247,7 @@ def test_a_relative_program_runs_in_the_work_directory_with_its_mode_bits(
     local.engine.launch(local.program("attempt-1", ["bin/run"], files=files))
     assert local.until("attempt-1", SETTLED).exit.code == 0
     work = local.engine.work_directory("attempt-1")
-    assert written(log_of(local)).decode().strip() == str(work)
+    assert written(log_of(local)).decode().strip() == local.directory("attempt-1")
     assert (work / "data.txt").read_bytes() == b"changed"
     assert data.read_bytes() == b"original"
 
@@ -257,7 +262,7 @@ def test_a_missing_source_file_means_that_it_did_not_start(local: LocalHarness, 
 
 
 def test_a_killed_shim_leaves_a_log_that_ends(local: LocalHarness) -> None:
-    local.engine.launch(local.shell("attempt-1", "echo hello; exec sleep 1000"))
+    local.engine.launch(local.program("attempt-1", ["sh", "-c", "echo hello; exec sleep 1000"]))
     wait_until(lambda: log_of(local).exists() and written(log_of(local)) == b"hello\n")
     local.lose("attempt-1")
     with log_of(local).open("ab") as log:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engines.conformance import LIMITS, SETTLED, Behaviour, written
-from engines.machinery import LocalHarness
+from engines.machinery import WAYS, LocalHarness, each_way
 from support.waiting import wait_until
 from trainshed.engines import EndedBy, Exit, Limits, Phase
 from trainshed.jobkit import cgroups
+
+
+@pytest.fixture(params=WAYS)
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalHarness]:
+    yield from each_way(request.param, tmp_path)
 
 
 @pytest.fixture
@@ -149,7 +154,7 @@ def test_shared_memory_is_private_and_of_the_size_asked_for(
 def test_an_attempt_says_how_its_limits_are_enforced(local: LocalHarness, offered: Mapping[str, str]) -> None:
     observation = local.run("attempt-1", Behaviour.SUCCEEDS)
     assert observation.enforcement == offered
-    assert set(offered) == {"cpus", "memory", "pids", "shm", "storage", "log", "tree"}
+    assert set(offered) == {"cpus", "memory", "pids", "shm", "storage", "log", "tree", "isolation"}
 
 
 def test_real_limits_never_exceed_the_machine(tmp_path: Path) -> None:

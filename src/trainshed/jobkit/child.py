@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 
-from trainshed.jobkit import cgroups, folder, linux, tree
+from trainshed.jobkit import cgroups, folder, linux, procs, sandbox, tree
 
 _GO = b"g"
 _DEFAULT_SIGNALS = (
@@ -27,15 +27,21 @@ _DEFAULT_SIGNALS = (
 )
 _MESSAGE_BYTES = 1 << 16
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Report = tuple[float, float, int, int, bytes]
+
 
 class Ready:
     """What the shim needs to know of the launch while the program runs."""
 
-    __slots__ = ("enforcement", "grace", "log_bytes", "storage_bytes", "timeout")
+    __slots__ = ("enforcement", "grace", "log_bytes", "pid", "storage_bytes", "timeout")
 
     def __init__(
-        self, timeout: float, grace: float, storage_bytes: int, log_bytes: int, enforcement: bytes
+        self, pid: int, timeout: float, grace: float, storage_bytes: int, log_bytes: int, enforcement: bytes
     ) -> None:
+        self.pid = pid
+        """The process that becomes the program: the forked child, or one that it forked in a sandbox."""
         self.timeout = timeout
         self.grace = grace
         self.storage_bytes = storage_bytes
@@ -59,10 +65,13 @@ class Child:
         """Wait for the report. Raises `OSError` with the reason if the child could not get ready."""
         message = os.read(self.status, _MESSAGE_BYTES)
         try:
-            return Ready(*marshal.loads(message))  # noqa: S302 - from our own child, which runs our code
+            ready = Ready(*marshal.loads(message))  # noqa: S302 - from our own child, which runs our code
         except (ValueError, EOFError, TypeError):
             reason = message.decode(errors="replace") or "the process ended while it was being set up"
             raise OSError(reason) from None
+        if ready.pid != self.pid:
+            os.waitpid(self.pid, 0)  # it made way; what it no longer is counts against no limit
+        return ready
 
     def execute(self) -> str:
         """Let the child execute the program; returns why it could not, or nothing."""
@@ -100,7 +109,15 @@ def fork(path: str, group: str, stdout: int, stderr: int) -> Child:
         if os.getppid() != parent:
             os._exit(127)
         launch = folder.read(path, folder.LAUNCH) or {}
-        os.write(status_write, _prepare(path, launch, stdout, stderr))
+        report = _prepare(path, launch, stdout, stderr)
+        program = linux.fork_sibling() if launch.get("sandbox") else os.getpid()
+        if program:
+            os.write(status_write, marshal.dumps((program, *report)))
+            if launch.get("sandbox"):
+                os._exit(0)
+        else:
+            linux.die_with_parent(signal.SIGKILL)
+            os.setsid()
         if os.read(go_read, 1) == _GO:
             argv = launch["argv"]
             step = f"execute {argv[0]!r}"
@@ -127,8 +144,8 @@ def _fork(group: str) -> int:
     return os.fork()
 
 
-def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> bytes:
-    """Everything between ``fork`` and ``exec``; returns the report."""
+def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report:
+    """Everything between ``fork`` and ``exec``; returns what is to be reported."""
     os.setsid()
     for number in _DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -137,29 +154,49 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> bytes:
     work = os.path.join(path, folder.WORK)
     tree.fill(work, launch["files"])
     limits = launch["limits"]
+    box = launch.get("sandbox")
     group = cgroups.Group(cgroups.Layout.from_json(launch["cgroups"]), launch["attempt_id"])
-    enforcement = group.create(memory_mb=limits["memory_mb"], pids=limits["pids"], cpus=limits["cpus"])
+    pids = limits["pids"] + (sandbox.PROCESSES if box else 0)
+    enforcement = group.create(memory_mb=limits["memory_mb"], pids=pids, cpus=limits["cpus"])
     group.enter()
-    private = launch["private_shm"] and _private_shared_memory(limits["shm_mb"])
+    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+    if box:
+        enter_sandbox(path, box, limits["shm_mb"], launch["env"])
+        private = True
+    else:
+        private = launch["private_shm"] and _private_shared_memory(limits["shm_mb"])
+        linux.forbid_new_privileges()
+        os.chdir(work)
     enforcement["shm"] = "mount" if private else cgroups.NOT_ENFORCED
     enforcement |= {"storage": "watched", "log": "shim", "tree": launch["killing"]}
+    enforcement["isolation"] = sandbox.NAME if box else sandbox.NONE
     storage = limits["storage_mb"] * cgroups.MIB
     # Files in shared memory count for this limit too, and may be larger.
     _lower(resource.RLIMIT_FSIZE, max(storage, limits["shm_mb"] * cgroups.MIB))
     _lower(resource.RLIMIT_CORE, 0)
-    linux.forbid_new_privileges()
-    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
-        os.dup2(source, target)
-    os.chdir(work)
-    report = (
+    return (
         launch["timeout"],
         launch["grace"],
         storage,
         limits["log_bytes"],
         json.dumps(enforcement).encode(),
     )
-    return marshal.dumps(report)
+
+
+def enter_sandbox(path: str, box: folder.Json, shm_mb: int, env: dict[str, str]) -> None:
+    """Move this process into a sandbox around the attempt folder ``path``, whose work directory is filled."""
+    temporary = os.path.join(path, folder.TEMPORARY)
+    tree.fill(temporary, [])
+    user = box["user"]
+    if user is not None:
+        tree.give(temporary, user)
+        tree.give(os.path.join(path, folder.WORK), user)
+        for stream in (1, 2):
+            os.fchown(stream, user, user)  # or /dev/stdout and /dev/stderr could not be opened
+    marks = {name: env[name] for name in (procs.ATTEMPT_VARIABLE, procs.INSTANCE_VARIABLE) if name in env}
+    sandbox.enter(path, box, shm_mb * cgroups.MIB, marks)
 
 
 def _private_shared_memory(size_mb: int) -> bool:

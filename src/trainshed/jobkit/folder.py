@@ -13,6 +13,7 @@ an attempt got; no process id is ever trusted across a restart.
 ``control``         FIFO: any byte means "read stop.json again"
 ``log.frames``      output (`trainshed.jobkit.frames`); ``log.index`` lies beside it
 ``work``            the program's working directory
+``tmp``             its ``/tmp`` in a sandbox
 ``.exit.json``      the exit record to be: disk space held for it and for the end of the log
 ==================  =====================================================================
 """
@@ -26,7 +27,7 @@ import os
 import struct
 
 LAUNCH, STOP, STARTED, EXIT = "launch.json", "stop.json", "started.json", "exit.json"
-LOCK, CONTROL, WORK = "lock", "control", "work"
+LOCK, CONTROL, WORK, TEMPORARY = "lock", "control", "work", "tmp"
 FRAMES, INDEX = "log.frames", "log.index"
 
 _FLOCK = struct.Struct("@hhqqi4x")

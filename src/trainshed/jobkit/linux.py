@@ -1,4 +1,4 @@
-"""The few Linux calls that the standard library lacks: prctl, unshare, mount, clone3."""
+"""The few Linux calls that the standard library lacks: prctl, unshare, setns, mount, capset, clone3."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import signal
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITY_DATA_BYTES = 24
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID_NODEV = 0x2 | 0x4
 _MS_REC_PRIVATE = 0x4000 | 1 << 18
@@ -19,6 +23,7 @@ _CAP_SYS_ADMIN = 21
 _SYSCALL = ctypes.PyDLL(None, use_errno=True).syscall
 _SYSCALL.restype = ctypes.c_long
 _SYS_CLONE3 = 435
+_CLONE_PARENT = 0x8000
 _CLONE_INTO_CGROUP = 0x200000000
 _CLONE_ARGS_WORDS = 11
 _EXIT_SIGNAL_WORD, _CGROUP_WORD = 4, 10
@@ -76,12 +81,44 @@ def fork_into(group: int) -> int:
     Moving a process later waits for an RCU grace period, often ten milliseconds; being born there
     costs nothing. The child must end by ``exec`` or ``os._exit``: no at-fork handler runs in it.
     """
+    return _clone(_CLONE_INTO_CGROUP, signal.SIGCHLD, group)
+
+
+def fork_sibling() -> int:
+    """Fork a process whose parent is ours. As with `fork_into`, for processes of one thread.
+
+    It signals its end as we signal ours.
+    """
+    return _clone(_CLONE_PARENT, 0, 0)
+
+
+def _clone(flags: int, exit_signal: int, group: int) -> int:
     words = (ctypes.c_uint64 * _CLONE_ARGS_WORDS)()
-    words[0] = _CLONE_INTO_CGROUP
-    words[_EXIT_SIGNAL_WORD] = signal.SIGCHLD
+    words[0] = flags
+    words[_EXIT_SIGNAL_WORD] = exit_signal
     words[_CGROUP_WORD] = group
     pid = int(_SYSCALL(ctypes.c_long(_SYS_CLONE3), words, ctypes.c_size_t(ctypes.sizeof(words))))
     if pid < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"clone3: {os.strerror(number)}")
     return pid
+
+
+def enter_namespace(fd: int) -> None:
+    """Move into a namespace, open as ``fd``. A process id namespace takes only later children in."""
+    _check(_LIBC.setns(fd, 0), "setns")
+
+
+def drop_privileges(user: int | None) -> None:
+    """Become user and group ``user`` (where given) for good, without a capability now or later."""
+    capability = 0
+    while _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    _check(_LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "prctl(PR_CAP_AMBIENT)")
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _check(_LIBC.capset(header, bytes(_CAPABILITY_DATA_BYTES)), "capset")
+    forbid_new_privileges()

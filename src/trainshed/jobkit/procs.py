@@ -9,9 +9,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainshed.jobkit.folder import StrPath
 
-MARK = b"TRAINSHED_ATTEMPT_ID="
-"""Every program carries this variable: it is how a process that left everything else is found."""
-INSTANCE_MARK = b"TRAINSHED_INSTANCE="
+ATTEMPT_VARIABLE, INSTANCE_VARIABLE = "TRAINSHED_ATTEMPT_ID", "TRAINSHED_INSTANCE"
+"""Every program carries these: they are how a process that left everything else is found."""
+MARK, INSTANCE_MARK = f"{ATTEMPT_VARIABLE}=".encode(), f"{INSTANCE_VARIABLE}=".encode()
 
 
 def all_pids() -> list[int]:

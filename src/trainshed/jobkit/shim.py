@@ -117,6 +117,7 @@ class _Attempt:
         if self._ready is None or folder.exists(path, folder.STOP):
             self._abandon(waiting, STOP, STOPPED_BEFORE)
             return
+        self._main = self._ready.pid
         names = (os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX))
         self._log = LogWriter(*names, self._ready.log_bytes)
         marker = b'{"at": %.6f, "enforcement": %s}' % (time.time(), self._ready.enforcement)
@@ -206,7 +207,10 @@ class _Attempt:
 
     def _look_at_disk(self, limit: int) -> None:
         begin = time.monotonic()
-        used = tree.used_bytes(os.path.join(self._path, folder.WORK), enough=limit)
+        used = sum(
+            tree.used_bytes(os.path.join(self._path, name), enough=limit)
+            for name in (folder.WORK, folder.TEMPORARY)
+        )
         now = time.monotonic()
         if used > limit:
             self._begin_end(DISK, 0)

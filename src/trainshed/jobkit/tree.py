@@ -62,6 +62,14 @@ def fill(work: str, files: list[tuple[str, str, bool]]) -> None:
         copy_file(source, target, 0o755 if executable else 0o644)
 
 
+def give(path: str, user: int) -> None:
+    """Make user and group ``user`` the owner of a tree that nobody else changes."""
+    os.chown(path, user, user)
+    for parent, folders, files in os.walk(path):
+        for name in folders + files:
+            os.chown(os.path.join(parent, name), user, user, follow_symlinks=False)
+
+
 def used_bytes(path: StrPath, enough: int | None = None) -> int:
     """Disk blocks held by a tree that may be changing; stops counting once above ``enough``.
 

@@ -2,5 +2,16 @@
 
 from trainshed.engines.local.engine import LocalEngine, log_files
 from trainshed.engines.local.gpus import GpuMetrics, inventory, metrics
+from trainshed.engines.local.isolation import DEFAULT_USER, Isolation, describe, why_impossible
 
-__all__ = ["GpuMetrics", "LocalEngine", "inventory", "log_files", "metrics"]
+__all__ = [
+    "DEFAULT_USER",
+    "GpuMetrics",
+    "Isolation",
+    "LocalEngine",
+    "describe",
+    "inventory",
+    "log_files",
+    "metrics",
+    "why_impossible",
+]

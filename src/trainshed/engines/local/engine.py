@@ -9,6 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainshed.engines.contract import (
@@ -18,9 +19,10 @@ from trainshed.engines.contract import (
     Phase,
     Release,
 )
-from trainshed.engines.local import evidence, gpus, machine
+from trainshed.engines.local import evidence, gpus, isolation, machine
 from trainshed.engines.local.environment import base_environment, program_environment
 from trainshed.engines.local.forks import ForkServer
+from trainshed.engines.local.isolation import Isolation
 from trainshed.engines.local.release import release
 from trainshed.jobkit import cgroups, folder, linux, procs, shim, tree
 from trainshed.model.logs import LogFiles
@@ -46,6 +48,8 @@ class LocalEngine:
             real ones and bring their share of CPU and memory to the accounting.
         node_name: The name under which this machine shows.
         layout: Where control groups may be made; found out if not given.
+        isolation: Run every program under bubblewrap. Raises `EngineError` where that is impossible:
+            nothing ever runs with less than what was asked for.
     """
 
     name = "local"
@@ -57,8 +61,10 @@ class LocalEngine:
         simulate_gpus: Mapping[str, int] | Sequence[str] | None = None,
         node_name: str = "local",
         layout: cgroups.Layout | None = None,
+        isolation: Isolation | None = None,
     ) -> None:
         self._root = root.resolve()
+        self._isolation = _possible(isolation, self._root) if isolation else None
         self._attempts = self._root / "attempts"
         self._trash = self._root / "trash"
         for path in (self._root, self._attempts, self._trash):
@@ -113,6 +119,7 @@ class LocalEngine:
             "storage": "watched",
             "log": "shim",
             "tree": self._layout.killing(),
+            **isolation.enforced(self._isolation),
         }
 
     # Starting
@@ -167,6 +174,7 @@ class LocalEngine:
             attempt_id=launch.attempt_id,
             instance=self.instance,
             real_gpus_present=bool(self._real),
+            isolated=self._isolation is not None,
         )
         path.mkdir(mode=0o700, exist_ok=True)
         folder.write_durably(
@@ -191,6 +199,7 @@ class LocalEngine:
                 "cgroups": self._layout.to_json(),
                 "killing": self._layout.killing(),
                 "private_shm": self._private_shm,
+                "sandbox": self._isolation.sandbox(launch.gpus) if self._isolation else None,
             },
         )
 
@@ -342,6 +351,15 @@ def log_files(root: Path, attempt_id: str) -> LogFiles:
     """Where an attempt's output lies below an engine's folder, for readers that run no engine."""
     path = root / "attempts" / attempt_id
     return LogFiles(path / folder.FRAMES, path / folder.INDEX)
+
+
+def _possible(wanted: Isolation, root: Path) -> Isolation:
+    """The same with the engine's own folder hidden. Raises `EngineError` if this machine cannot do it."""
+    wanted = replace(wanted, hide=(*wanted.hide, root))
+    if reason := isolation.why_impossible(wanted):
+        message = f"programs cannot be isolated with bubblewrap as the settings ask: {reason}"
+        raise EngineError("ISOLATION_IMPOSSIBLE", message, retryable=False)
+    return wanted
 
 
 def _instance_id(root: Path) -> str:

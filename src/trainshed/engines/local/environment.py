@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from trainshed.model.resources import Gpu
 
+_INSIDE = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "trainshed", "LOGNAME": "trainshed"}  # noqa: S108 - its own
+"""In a sandbox nothing else can be written, and no user database knows the user's id."""
 _TAKEN_OVER = frozenset(
     {
         "CUDA_HOME",
@@ -43,19 +45,22 @@ def program_environment(
     attempt_id: str,
     instance: str,
     real_gpus_present: bool,
+    isolated: bool,
 ) -> dict[str, str]:
     """The whole environment of one program.
 
-    ``CUDA_VISIBLE_DEVICES`` holds the assigned indices. It is empty for a program without GPUs, and
+    ``CUDA_VISIBLE_DEVICES`` holds the assigned indices; in a sandbox the GPUs' own ids, as those that
+    are there have other indices when others are not. It is empty for a program without GPUs, and
     for simulated ones on a machine with real GPUs: nobody reaches a device that was not handed out.
     """
     simulated = any(gpu.simulated for gpu in gpus)
     indices = ",".join(str(gpu.index) for gpu in gpus)
+    visible = ",".join(gpu.uuid for gpu in gpus) if isolated and not simulated else indices
     ours = {
         "TRAINSHED_ATTEMPT_ID": attempt_id,
         "TRAINSHED_INSTANCE": instance,
         "TRAINSHED_GPUS": indices,
-        "CUDA_VISIBLE_DEVICES": "" if simulated and real_gpus_present else indices,
+        "CUDA_VISIBLE_DEVICES": "" if simulated and real_gpus_present else visible,
         # NVML counts by PCI bus; CUDA's own default order is by speed and would mean other devices.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
@@ -64,4 +69,5 @@ def program_environment(
     if simulated:
         ours["TRAINSHED_GPUS_SIMULATED"] = "1"
     # Output goes to a pipe, where Python would hold back kilobytes of progress that a person waits for.
-    return base_environment() | {"PYTHONUNBUFFERED": "1"} | dict(own) | ours
+    defaults = base_environment() | {"PYTHONUNBUFFERED": "1"} | (_INSIDE if isolated else {})
+    return defaults | dict(own) | ours

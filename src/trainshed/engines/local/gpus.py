@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped] # nvidia-ml-py ships no types
 
+from trainshed.engines.contract import EngineError
 from trainshed.model.resources import Gpu
 
 _MIB = 1 << 20
@@ -25,6 +27,8 @@ _SIMULATED_MEMORY_MB = {
     "T4": 16_384,
     "V100": 32_768,
 }
+_SHARED_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps")
+"""They give access to no GPU by themselves."""
 _OTHER_MEMORY_MB = 81_920
 _NOISE = re.compile(
     r"^(NVIDIA|Tesla|GeForce|Quadro|Graphics|Device|\d+GB|HBM\w*|PCIe|SXM\d*|NVL|Generation)$"
@@ -114,6 +118,23 @@ def _measure(index: int) -> GpuMetrics:
         ),
         pids=tuple(int(user.pid) for user in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
     )
+
+
+def device_files(assigned: Sequence[Gpu]) -> list[str]:
+    """What of ``/dev`` a program needs for these GPUs and no others; nothing for simulated ones.
+
+    Raises `EngineError` for a GPU that does not answer.
+    """
+    real = [gpu for gpu in assigned if not gpu.simulated]
+    with _nvml() as there:
+        if not there or not real:
+            return []
+        try:
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in real]
+            own = [f"/dev/nvidia{pynvml.nvmlDeviceGetMinorNumber(handle)}" for handle in handles]
+        except pynvml.NVMLError as error:
+            raise EngineError("GPU_LOST", f"a GPU does not answer: {error}", retryable=True) from error
+    return own + [path for path in _SHARED_DEVICES if Path(path).exists()]
 
 
 def simulated(spec: Mapping[str, int] | Sequence[str]) -> tuple[Gpu, ...]:

@@ -54,6 +54,7 @@ def release(path: Path, layout: Layout, instance: str) -> Release:
     if shim_gone and group_gone and processes_gone:
         try:
             tree.remove(path / folder.WORK)
+            tree.remove(path / folder.TEMPORARY)
             (path / folder.CONTROL).unlink(missing_ok=True)
             end_log(path)
             work_gone = True
