@@ -168,29 +168,29 @@ def test_an_unknown_key_is_refused_at_every_level(place, path, key):
 
 
 @pytest.mark.parametrize(
-    ("key", "statement"),
+    ("key", "said"),
     [
-        ("recipe", "E19"),
-        ("dataset", "E20"),
-        ("tasks", "E20"),
-        ("inputs", "E20"),
-        ("files", "E21"),
-        ("source", "E21"),
-        ("script", "E21"),
-        ("snapshot", "E22"),
-        ("snapshot_sha256", "E22"),
-        ("resolved", "E22"),
-        ("revision", "E22"),
-        ("env", "E55"),
-        ("params", "E55"),
-        ("entrypoint", "E10"),
-        ("ENTRYPOINT", "E10"),
+        ("recipe", "a Recipe is named inside"),
+        ("dataset", "no Dataset or Task"),
+        ("tasks", "no Dataset or Task"),
+        ("inputs", "no Dataset or Task"),
+        ("files", "no uploaded files"),
+        ("source", "no uploaded files"),
+        ("script", "no uploaded files"),
+        ("snapshot", "resolved by the server"),
+        ("snapshot_sha256", "resolved by the server"),
+        ("resolved", "resolved by the server"),
+        ("revision", "resolved by the server"),
+        ("env", "no parameter map"),
+        ("params", "no parameter map"),
+        ("entrypoint", "always runs"),
+        ("ENTRYPOINT", "always runs"),
     ],
 )
-def test_what_runner_mode_never_takes_is_refused_with_the_statement(key, statement):
+def test_E10_E19_E20_E21_E22_E55_what_runner_mode_never_takes_is_refused_with_its_reason(key, said):
     given = document({key: {}})
     assert faults(given) == {f"spec.{key}": "INVALID_TRAIN_JOB_SPEC"}
-    with pytest.raises(Refusal, match=statement):
+    with pytest.raises(Refusal, match=said):
         parse_submission(given)
 
 

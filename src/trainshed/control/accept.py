@@ -250,7 +250,7 @@ def _runner_faults(request: TrialRequest, definition: RunnerDefinition, path: st
             Fault(
                 f"{path}.command",
                 "UNSUPPORTED_COMMAND",
-                f"the Runner {request.selector} declares no `run_command` parameter (E49)",
+                f"the Runner {request.selector} declares no `run_command` parameter, so it takes no command",
             )
         )
     image = request.image or definition.image
@@ -260,7 +260,7 @@ def _runner_faults(request: TrialRequest, definition: RunnerDefinition, path: st
             Fault(
                 f"{path}.image",
                 "EXECUTOR_UNAVAILABLE",
-                f"the {where} names the image `{image}`, and this server has no engine that runs images",
+                f"the {where} names the image `{image}`, and this version runs no images",
             )
         )
     if request.profile is not None:

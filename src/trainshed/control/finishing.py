@@ -24,7 +24,7 @@ from trainshed.content.outputs import (
 )
 from trainshed.control import metrics
 from trainshed.control.crashpoints import Point, reach
-from trainshed.engines.contract import Engine, Observation, Phase, Release
+from trainshed.engines.contract import EndedBy, Engine, Observation, Phase, Release
 from trainshed.model.globs import OutputPatterns
 from trainshed.model.ids import IdFactory
 from trainshed.model.runner_tree import RunnerFile
@@ -226,6 +226,7 @@ class Finisher:
             stop_requested=stopped,
             limits=EffectiveResources(trial.gpu_type, trial.amounts, trial.timeout_seconds),
             detail=f"{first.name}: {first.message}" if first else (seen.detail or ""),
+            outputs=len(found.files),
         )
 
 
@@ -328,10 +329,10 @@ def ended_move(trial: Trial, seen: Observation) -> Move:
     """RUNNING -> COLLECTING: the program is gone."""
     if seen.exit is None:
         message = f"Execution was lost: {seen.detail or 'nothing watches the program any more'}."
-    elif seen.exit.signal is not None:
-        message = f"The program ended with signal {seen.exit.signal} ({seen.exit.ended_by})."
     else:
-        message = f"The program ended with exit code {seen.exit.code} ({seen.exit.ended_by})."
+        how = f"signal {seen.exit.signal}" if seen.exit.signal is not None else f"exit code {seen.exit.code}"
+        why = "" if seen.exit.ended_by is EndedBy.EXIT else f" ({seen.exit.ended_by})"
+        message = f"The program ended with {how}{why}."
     status = OutputStatus.COLLECTING if trial.output_patterns else OutputStatus.NONE
     finished_at = seen.exit.finished_at if seen.exit else None
     values = {"output_status": status}

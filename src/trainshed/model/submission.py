@@ -51,15 +51,15 @@ _SPEC_CODE = "INVALID_TRAIN_JOB_SPEC"
 _KEY_REASONS: Mapping[str, str] = {
     **dict.fromkeys(
         ("recipe", "recipe_params", "recipes"),
-        "a Recipe is named inside `profile`, never beside a Runner (E19)",
+        "a Recipe is named inside `profile`, never beside a Runner",
     ),
     **dict.fromkeys(
         ("dataset", "datasets", "task", "tasks", "inputs", "data"),
-        "Runner mode takes no Dataset or Task inputs (E20)",
+        "Runner mode takes no Dataset or Task inputs",
     ),
     **dict.fromkeys(
         ("files", "file", "source", "sources", "script", "code", "inline", "upload", "uploads"),
-        "Runner mode takes no uploaded files or inline sources (E21)",
+        "Runner mode takes no uploaded files or inline sources; publish them as a Runner",
     ),
     **dict.fromkeys(
         (
@@ -71,15 +71,15 @@ _KEY_REASONS: Mapping[str, str] = {
             "runner_snapshot",
             "resolved_runner",
         ),
-        "references are resolved by the server, never by the client (E22)",
+        "references are resolved by the server, never by the client",
     ),
     **dict.fromkeys(
         ("env", "environment", "params", "parameters", "args"),
-        "Runner mode takes no parameter map and no environment overrides (E55)",
+        "Runner mode takes no parameter map and no environment overrides; only `command` can be given",
     ),
     **dict.fromkeys(
         ("entrypoint", "entry", "main"),
-        "the Revision's own main.sh or main.py always runs (E10)",
+        "the Revision's own main.sh or main.py always runs",
     ),
 }
 
@@ -124,7 +124,8 @@ def parse_submission(document: Any) -> Submission:
     _unknown_keys(document, ROOT_KEYS, "", faults)
     kind = document.get("type")
     if kind != "train":
-        faults.add("type", "INVALID_JOB_TYPE", f'`type` must be "train", not {_show(kind)}')
+        said = f'must be "train", not {_show(kind)}' if "type" in document else 'is missing; write "train"'
+        faults.add("type", "INVALID_JOB_TYPE", f"`type` {said}")
     request_id = _request_id(document, faults)
     entries = _trial_entries(document, faults)
     trials: list[TrialRequest | None] = []
@@ -159,7 +160,8 @@ def _compare(old: Any, new: Any, path: str, found: list[Fault]) -> None:
         for place, (left, right) in enumerate(zip(old, new, strict=False)):
             _compare(left, right, f"{path}[{place}]", found)
     elif old != new or type(old) is not type(new):
-        found.append(_conflict(path, f"the stored Job has {_show(old)}, this request {_show(new)}"))
+        before, now = ("nothing" if each is None else _show(each) for each in (old, new))
+        found.append(_conflict(path, f"the stored Job has {before}, this request {now}"))
 
 
 def _conflict(path: str, message: str) -> Fault:
@@ -250,7 +252,9 @@ def _unique_names(
         name = trial.name if trial else given if isinstance(given, str) else f"trial-{number}"
         if name in seen:
             faults.add(
-                _join(path, "name"), "INVALID_TRIALS", f"the name {_show(name)} is also that of {seen[name]}"
+                _join(path, "name"),
+                "INVALID_TRIALS",
+                f"the name {_show(name)} is also that of {seen[name]}; each Trial has its own",
             )
         seen.setdefault(name, path)
 
@@ -403,7 +407,7 @@ def _profile(spec: Mapping[str, Any], path: str, faults: FaultList) -> Mapping[s
     value = spec["profile"]
     where = _join(path, "profile")
     if isinstance(value, str):
-        faults.add(where, _SPEC_CODE, "Runner mode takes no named Profile (E55); give a profile document")
+        faults.add(where, _SPEC_CODE, "Runner mode takes no named Profile; give a profile document")
     elif not isinstance(value, dict):
         faults.add(where, "INVALID_PROFILE", f"`profile` must be an object, not {_kind(value)}")
     else:
@@ -425,7 +429,7 @@ def _unknown_keys(value: Mapping[str, Any], known: tuple[str, ...], path: str, f
             faults.add(
                 where,
                 "UNSUPPORTED_TRAINING_BACKEND_SELECTION",
-                f"`{_clean(key)}`: the server chooses where a Trial runs (E60)",
+                f"`{_clean(key)}`: the server chooses where a Trial runs",
             )
             continue
         reason = _KEY_REASONS.get(key.lower())
@@ -460,7 +464,5 @@ def _kind(value: Any) -> str:
 
 def _show(value: Any) -> str:
     """A short, printable rendering of a value for a message."""
-    if value is None:
-        return "nothing"
     text = json.dumps(value, ensure_ascii=True)
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - fits one line of a terminal

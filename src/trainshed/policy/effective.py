@@ -221,22 +221,25 @@ def _first(*options: tuple[int | str | None, str]) -> tuple[int | str, str] | No
 def _gpu_request_faults(gpu_type: str | None, gpus: int | None, fleet: Fleet, path: str) -> list[Fault]:
     """E58 and A19: either half may be missing only if Runner or policy supplies it."""
     faults = []
+    nothing_here = bool(fleet) and not fleet.models
+    here = f"{fleet.describe()}; " if nothing_here else ""
     if gpus is None:
         faults.append(
             Fault(
                 f"{path}.resources.gpus",
                 _CONFIG,
-                "no GPU count: give `gpus`; neither the Runner nor server policy has one (E58)",
+                f"{here}no GPU count: give `--gpu N`, `gpus` in the request, or [resources] gpus in"
+                " the Runner",
             )
         )
     if gpu_type is None:
-        code = _HARDWARE if fleet and not fleet.models else _CONFIG
+        code = _HARDWARE if nothing_here else _CONFIG
         faults.append(
             Fault(
                 f"{path}.resources.gpu_type",
                 code,
-                "no GPU type: give `gpu_type`; neither the Runner nor server policy has one (E58);"
-                f" {fleet.describe()}",
+                f"{fleet.describe()}; no GPU type: give `--gpu-type MODEL`, `gpu_type` in the request, or"
+                " [resources] gpu_type in the Runner",
             )
         )
     return faults
@@ -260,7 +263,11 @@ def _hardware_faults(
     if not models:
         near = nearest_models(gpu_type, fleet.models)
         hint = f"; nearest: {', '.join(near)}" if near else ""
-        message = f'no node has a GPU of type "{gpu_type}"{hint}; {fleet.describe()}'
+        message = (
+            f'no node has a GPU of type "{gpu_type}"{hint}; {fleet.describe()}'
+            if fleet.models
+            else f'this server has no GPUs, so none of type "{gpu_type}"'
+        )
         return [Fault(f"{resources}.gpu_type", _HARDWARE, message)]
     most = max(fleet.models[model] for model in models)
     if wanted.gpus > most:

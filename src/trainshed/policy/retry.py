@@ -137,12 +137,13 @@ def outcome(
     stop_requested: bool,
     limits: EffectiveResources,
     detail: str = "",
+    outputs: int = 0,
 ) -> Outcome:
     """The end of a Trial whose user code started, or may have, and whose outputs are collected.
 
-    An accepted stop always ends as cancelled (E76); the exit code and the outputs are kept beside it.
-    Raises `ValueError` while collection is still going on, or if user code certainly did not start and
-    nobody asked for a stop: `after_failed_start` decides then.
+    ``outputs`` is how many are stored. An accepted stop always ends as cancelled (E76); the exit code and
+    the outputs are kept beside it. Raises `ValueError` while collection is still going on, or if user code
+    certainly did not start and nobody asked for a stop: `after_failed_start` decides then.
     """
     if output_status in {OutputStatus.PENDING, OutputStatus.COLLECTING}:
         raise ValueError(f"outputs are still {output_status}; the Trial has not ended yet")
@@ -163,13 +164,13 @@ def outcome(
     if ending in cut_short:
         return _failed(*cut_short[ending])
     if exit_code != 0:
-        return _failed("NONZERO_EXIT", f"The program ended {_how(exit_code, exit_signal)}.")
+        return _failed("NONZERO_EXIT", f"Failed {_how(exit_code, exit_signal)}.")
     if output_status in {OutputStatus.FAILED, OutputStatus.PARTIAL}:
         what = "none" if output_status is OutputStatus.FAILED else "not all"
         message = f"The program ended with exit code 0, but {what} of its outputs could be stored{more}."
         return _failed("OUTPUT_COLLECTION_FAILED", message)
-    stored = "" if output_status is OutputStatus.NONE else "; all outputs are stored and verified"
-    return Outcome(State.SUCCEEDED, None, f"The program ended with exit code 0{stored}.")
+    stored = f"{outputs} output{'' if outputs == 1 else 's'} stored and verified" if outputs else "no outputs"
+    return Outcome(State.SUCCEEDED, None, f"Succeeded: {stored}.")
 
 
 def after_failed_start(
