@@ -7,6 +7,7 @@ import json
 import threading
 
 import pytest
+from sqlalchemy.event import listen
 
 from support.site import Site, finish, put_output, start, submission, trials
 from trainshed.jobkit.frames import EOF, GAP, OFFSET, STDERR, STDOUT, header
@@ -243,3 +244,32 @@ def test_a_stream_follows_what_happens_while_it_is_open(site: Site):
     timer.join()
     assert [json.loads(entry["data"])["content"] for entry in found[:-1]] == ["one", "two"]
     assert found[-1]["event"] == "end"
+
+
+def test_following_asks_the_database_no_more_often_the_more_is_written(sqlite_site: Site):
+    site = sqlite_site
+    job_id, [(trial, attempt)] = running(site)
+    put_output(site, attempt, [], end=False)
+    statements: list[str] = []
+    listen(site.services.database.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    lines = 400
+
+    def write() -> None:
+        files = site.services.log_files(attempt)
+        pause = threading.Event()
+        with files.frames.open("ab", buffering=0) as file:
+            for number in range(lines):
+                payload = b"line %d\n" % number
+                file.write(header(len(payload), STDOUT, 0, number) + payload)
+                pause.wait(0.002)
+            file.write(header(0, EOF, 0, lines))
+        statements.append("WRITTEN")
+        finish(site, trial, attempt)
+
+    writer = threading.Timer(0.1, write)
+    writer.start()
+    found = events_of(site.get(f"/v1/jobs/{job_id}/logs/stream?source=runtime").text)
+    writer.join()
+    assert len(found) == lines + 1
+    asked = statements[: statements.index("WRITTEN")]
+    assert len(asked) < lines / 4, len(asked)

@@ -16,6 +16,8 @@ from trainshed.store.tables import allocations, artifacts, attempts, jobs, trial
 _ALL_JOBS = select(jobs)
 _ALL_TRIALS = select(trials)
 _WAITING = tuple(str(state) for state in WAITING)
+_FEW = frozenset({"preparing", "running", "stopping"})
+"""Words for Trials that hold something: never more than fit on the machines, so found by state first."""
 
 
 def trial_of(row: Any) -> Trial:
@@ -148,9 +150,15 @@ def list_trials(
     """Trials of a project, newest first; ``status`` is a word of contract E b12."""
     query = _ALL_TRIALS.where(trials.c.project_id == project_id)
     if job_id is not None:
-        query = query.where(trials.c.job_id == job_id)
+        # A Job has few Trials, but a planner that sees the order and the limit walks the whole project.
+        members = select(trials.c.id).where(trials.c.job_id == job_id)
+        query = query.where(trials.c.id.in_(connection.execute(members).scalars().all()))
     if status is not None:
-        query = query.where(trials.c.state.in_([s for s, word in E_TRIAL_WORDS.items() if word == status]))
+        states = [state for state, word in E_TRIAL_WORDS.items() if word == status]
+        query = query.where(trials.c.state.in_(states))
+        if status in _FEW:
+            active = select(trials.c.id).where(trials.c.state.in_(states))
+            query = query.where(trials.c.id.in_(connection.execute(active).scalars().all()))
     if before is not None:
         query = query.where(trials.c.id < before)
     return [trial_of(row) for row in connection.execute(query.order_by(trials.c.id.desc()).limit(limit))]
