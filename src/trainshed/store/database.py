@@ -133,6 +133,7 @@ class _GroupWriter:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._connection: Connection | None = None
         self._waiting: queue.SimpleQueue[tuple[Write[Any], Future[Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -159,37 +160,41 @@ class _GroupWriter:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
+        last = False
+        while not last:
             item = self._waiting.get()
             if item is None:
-                return
-            group, last = [item], False
+                break
+            group = [item]
             with contextlib.suppress(queue.Empty):
-                while len(group) < MAX_GROUP:
+                while len(group) < MAX_GROUP and not last:
                     following = self._waiting.get_nowait()
                     if following is None:
                         last = True
-                        break
-                    group.append(following)
+                    else:
+                        group.append(following)
             self._commit(group)
-            if last:
-                return
+        self._disconnect()
 
     def _commit(self, group: list[tuple[Write[Any], Future[Any]]]) -> None:
         done: list[tuple[Future[Any], Any]] = []
         try:
-            with self._engine.begin() as connection:
-                for work, future in group:
-                    self._run_one(connection, work, future, done)
+            connection, driver = self._connect()
+            driver.execute("BEGIN IMMEDIATE")
+            for work, future in group:
+                self._run_one(connection, driver, work, future, done)
+            driver.execute("COMMIT")
         except BaseException as error:  # noqa: BLE001 - every waiting caller must get an answer
+            self._roll_back()
             unanswered = [item for item in group if not item[1].done()]
             if len(group) > 1:
                 # One write took the whole transaction with it (a full disk does): each gets its own now.
                 for item in unanswered:
                     self._commit([item])
             else:
+                said = _unavailable(error) if isinstance(error, DBAPIError | sqlite3.Error) else error
                 for _, future in unanswered:
-                    future.set_exception(_unavailable(error) if isinstance(error, DBAPIError) else error)
+                    future.set_exception(said)
             return
         for future, value in done:
             future.set_result(value)
@@ -197,31 +202,58 @@ class _GroupWriter:
     @staticmethod
     def _run_one(
         connection: Connection,
+        driver: sqlite3.Connection,
         work: Write[Any],
         future: Future[Any],
         done: list[tuple[Future[Any], Any]],
     ) -> None:
-        connection.exec_driver_sql("SAVEPOINT one")
+        driver.execute("SAVEPOINT one")
         try:
             value = work(connection)
         except BaseException as error:  # noqa: BLE001 - belongs to this caller alone
             try:
-                connection.exec_driver_sql("ROLLBACK TO one")
-                connection.exec_driver_sql("RELEASE one")
-            except DBAPIError:
+                driver.execute("ROLLBACK TO one")
+                driver.execute("RELEASE one")
+            except sqlite3.Error:
                 raise error from None  # SQLite has rolled everything back already; this is why
             future.set_exception(_unavailable(error) if isinstance(error, OperationalError) else error)
         else:
-            connection.exec_driver_sql("RELEASE one")
+            driver.execute("RELEASE one")
             done.append((future, value))
 
+    def _connect(self) -> tuple[Connection, sqlite3.Connection]:
+        """The writer's own connection, kept, and the driver's below it.
 
-def _unavailable(error: DBAPIError) -> DatabaseUnavailable:
+        Transactions are begun and ended on the latter: SQLAlchemy's way costs more than most writes do.
+        """
+        if self._connection is None:
+            self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        driver: Any = self._connection.connection.driver_connection
+        return self._connection, driver
+
+    def _roll_back(self) -> None:
+        """Undo what is left of the transaction; a connection that cannot even do that is given up."""
+        try:
+            _, driver = self._connect()
+            if driver.in_transaction:
+                driver.execute("ROLLBACK")
+        except (DBAPIError, sqlite3.Error):
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+
+
+def _unavailable(error: DBAPIError | sqlite3.Error) -> DatabaseUnavailable:
+    said = error.orig if isinstance(error, DBAPIError) else error
     full = (
-        getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-        or getattr(error.orig, "sqlstate", None) == _DISK_FULL
+        getattr(said, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        or getattr(said, "sqlstate", None) == _DISK_FULL
     )
-    return (DatabaseFull if full else DatabaseUnavailable)(str(error.orig))
+    return (DatabaseFull if full else DatabaseUnavailable)(str(said))
 
 
 def _sqlite(url: str) -> Engine:
@@ -243,7 +275,6 @@ def _sqlite(url: str) -> Engine:
             "synchronous=FULL",
             "foreign_keys=ON",
             "busy_timeout=30000",
-            "cache_size=-16000",
         ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
