@@ -43,11 +43,13 @@ def test_simulated_gpus_are_labelled_and_numbered() -> None:
         (1, "H100", True),
         (2, "A10", True),
     ]
-    assert made == gpus.simulated(["H100:2", "A10"])
+    assert made == gpus.simulated(["H100:2", "A10:1"])
     assert all(gpu.uuid.startswith("SIMULATED-") for gpu in made)
 
 
-@pytest.mark.parametrize("spec", [["H100:0"], ["H100:-1"], ["H100:many"], [":2"], {"H100": 0}])
+@pytest.mark.parametrize(
+    "spec", [["H100:0"], ["H100:-1"], ["H100:many"], [":2"], {"H100": 0}, ["foo"], ["H100:2", "H100:3"]]
+)
 def test_nonsense_is_no_simulated_gpu(spec: object) -> None:
     with pytest.raises(ValueError, match="MODEL:COUNT"):
         gpus.simulated(spec)

@@ -138,16 +138,20 @@ def device_files(assigned: Sequence[Gpu]) -> list[str]:
 
 
 def simulated(spec: Mapping[str, int] | Sequence[str]) -> tuple[Gpu, ...]:
-    """Simulated GPUs from ``{"H100": 8}`` or ``["H100:8", "A100"]``, numbered in that order.
+    """Simulated GPUs from ``{"H100": 8}`` or ``["H100:8", "A100:1"]``, numbered in that order.
 
-    Raises `ValueError` for a count that is not a positive number.
+    Raises `ValueError` for anything but a model and a positive number, and for a model named twice.
     """
-    counts = dict(spec) if isinstance(spec, Mapping) else dict(_parse(item) for item in spec)
+    pairs = list(spec.items()) if isinstance(spec, Mapping) else [_parse(item) for item in spec]
+    counts = dict(pairs)
+    if len(counts) < len(pairs):
+        raise ValueError(f"simulated GPUs are given as MODEL:COUNT, each model once, not {' '.join(spec)}")
     models = []
     for model, count in counts.items():
         if count < 1 or not model:
             raise ValueError(
-                f"simulated GPUs are given as MODEL:COUNT with COUNT at least 1, not {model}:{count}"
+                f"simulated GPUs are given as MODEL:COUNT with COUNT at least 1, such as H100:8, not"
+                f" {model}:{count}"
             )
         models += [model] * count
     return tuple(
@@ -163,10 +167,10 @@ def simulated(spec: Mapping[str, int] | Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def _parse(item: str) -> tuple[str, int]:
-    model, colon, count = item.partition(":")
-    if colon and not count.isdecimal():
-        raise ValueError(f"simulated GPUs are given as MODEL:COUNT, not {item!r}")
-    return model, int(count) if colon else 1
+    model, _, count = item.partition(":")
+    if not count.isdecimal():
+        raise ValueError(f"simulated GPUs are given as MODEL:COUNT, such as H100:8, not {item!r}")
+    return model, int(count)
 
 
 def _text(value: str | bytes) -> str:
