@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from engines.conformance import LIMITS, SETTLED, Behaviour, written
-from engines.machinery import IsolatedHarness, LocalHarness, each_way, public_interpreter
+from engines.machinery import LocalHarness, each_way, public_interpreter
 from support.waiting import wait_until
 from trainshed.engines import EndedBy, EngineError, Phase, TreeFile
 from trainshed.engines.local import DEFAULT_USER, Isolation, LocalEngine, describe, why_impossible

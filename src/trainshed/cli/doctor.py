@@ -142,6 +142,7 @@ def _engine() -> list[Check]:
             _LIMIT_REMEDY.get(name) if how == "not enforced" else None,
         )
         for name, how in limits.items()
+        if name != "isolation"  # the server in use says which one is on, `_bubblewrap` what is possible
     ]
 
 
@@ -164,10 +165,15 @@ _LIMIT_REMEDY: Mapping[str, str] = {
 
 
 def _bubblewrap() -> Check:
-    matters = "hiding the host from Trials (a setting of an administrator)"
-    if found := _version("bwrap", "--version"):
-        return Check("bubblewrap", OK, found, matters)
-    return Check("bubblewrap", WARNING, "not installed", matters, "Install bubblewrap.")
+    """Whether Trials could be isolated here. It is tried: an installed bwrap may not be allowed to."""
+    from trainshed.engines.local import why_impossible  # noqa: PLC0415 - as in _gpus
+
+    matters = "`engine.isolation`: keeping the host from Trials"
+    reason = why_impossible()
+    if reason is None:
+        return Check("isolation", OK, f"possible: {_version('bwrap', '--version')}", matters)
+    remedy = "Install bubblewrap, and allow user namespaces or run as root."
+    return Check("isolation", WARNING, f"not possible: {reason}", matters, remedy)
 
 
 def _images() -> Check:

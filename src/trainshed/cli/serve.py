@@ -66,14 +66,16 @@ def serve(
     from trainshed.sdk.home import find_home  # noqa: PLC0415 - `--help` must not pay for it
     from trainshed.server import run  # noqa: PLC0415 - as above
 
+    home = find_home()
     options = run.ServeOptions(
         host=host,
         port=port,
-        data_dir=(data_dir or find_home().server_data).absolute(),
+        data_dir=(data_dir or home.server_data).absolute(),
         database_url=database_url,
         role=role,
         simulate_gpus=simulate_gpus,
         config=config,
+        hide=(home.config, home.data),
     )
     return run.serve(options)
 

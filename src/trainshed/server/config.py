@@ -8,18 +8,28 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from trainshed.engines.local import DEFAULT_USER, Isolation
 from trainshed.policy.effective import ServerPolicy
 from trainshed.server.limits import Action, Rate
 from trainshed.server.services import BodyLimits
 
+ISOLATIONS = ("none", "bubblewrap")
 
-def _setting(default: Any, about: str, *, least: float = -math.inf, most: float = math.inf) -> Any:
-    return field(default=default, metadata={"about": about, "least": least, "most": most})
+
+def _setting(
+    default: Any,
+    about: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    options: tuple[str, ...] = (),
+) -> Any:
+    return field(default=default, metadata={"about": about, "least": least, "most": most, "options": options})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,17 @@ class TrialSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """``[engine]``: how the machine and other Trials are kept from a Trial."""
+
+    isolation: str = _setting("none", "`none`, or `bubblewrap` around every Trial.", options=ISOLATIONS)
+    isolation_network: bool = _setting(True, "An isolated Trial has a network of its own, with only itself.")  # noqa: FBT003 - the default of a setting
+    isolation_user: int = _setting(
+        DEFAULT_USER, "User and group id of isolated Trials where the server is root.", least=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings that a file can hold."""
 
@@ -88,6 +109,7 @@ class Config:
     access: AccessSettings = field(default_factory=AccessSettings)
     logs: LogSettings = field(default_factory=LogSettings)
     trials: TrialSettings = field(default_factory=TrialSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
 
     @property
     def bodies(self) -> BodyLimits:
@@ -107,6 +129,12 @@ class Config:
                 (Action.SUBMIT, self.rates.submissions),
             )
         }
+
+    def isolation(self, hide: Sequence[Path]) -> Isolation | None:
+        """How Trials are isolated, with folders that none of them sees; ``None`` if they are not."""
+        if self.engine.isolation == "none":
+            return None
+        return Isolation(self.engine.isolation_network, self.engine.isolation_user, tuple(hide))
 
     @property
     def policy(self) -> ServerPolicy:
@@ -194,6 +222,8 @@ def _fault(value: Any, options: tuple[type, ...], rule: Mapping[str, Any]) -> st
     if not fits:
         words = " or ".join(_WORDS[option] for option in options)
         return f"must be {words}, not {value!r}"
+    if rule["options"] and value not in rule["options"]:
+        return f"must be {' or '.join(rule['options'])}, not {value!r}"
     if number and not (math.isfinite(value) and rule["least"] <= value <= rule["most"]):
         most = "" if math.isinf(rule["most"]) else f" to {rule['most']:g}"
         return f"must be from {rule['least']:g}{most}{' or more' if not most else ''}, not {value}"

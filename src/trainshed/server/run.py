@@ -16,6 +16,7 @@ from types import FrameType
 import structlog
 import uvicorn
 
+from trainshed.engines import EngineError
 from trainshed.server import config as configuration
 from trainshed.server.data_folder import (
     DataFolder,
@@ -55,6 +56,8 @@ class ServeOptions:
     role: str = "all"
     simulate_gpus: Sequence[str] = ()
     config: Path | None = None
+    hide: Sequence[Path] = ()
+    """Folders beside the data folder that no isolated Trial sees."""
 
 
 class CannotServe(Exception):
@@ -157,13 +160,14 @@ def _deployment(options: ServeOptions, config: configuration.Config, folder: Dat
             database_url=_database_url(options, folder),
             role=options.role,
             simulate_gpus=options.simulate_gpus,
+            hide=options.hide,
         )
     except SchemaTooNew as error:
         raise CannotServe(str(error), EXIT_DATABASE) from error
     except DatabaseUnavailable as error:
         said = str(error).partition("\n")[0]
         raise CannotServe(f"the database does not answer: {said}", EXIT_DATABASE) from error
-    except ValueError as error:
+    except (ValueError, EngineError) as error:
         raise CannotServe(str(error), EXIT_SETTINGS) from error
 
 

@@ -7,13 +7,14 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from starlette.types import ASGIApp
 
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.control.accept import Acceptance
 from trainshed.control.controller import Controller
-from trainshed.engines.local import LocalEngine, log_files
+from trainshed.engines.local import Isolation, LocalEngine, describe, log_files
 from trainshed.model.ids import IdFactory
 from trainshed.server.app import create_app
 from trainshed.server.config import Config
@@ -30,8 +31,6 @@ from trainshed.store import settings
 from trainshed.store.database import Database
 from trainshed.store.leadership import Leadership
 from trainshed.store.schema import migrate
-
-ISOLATION = "none: Trials run as the server's own user and see the host's files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,12 @@ def build(
     database_url: str,
     role: str,
     simulate_gpus: Sequence[str],
+    hide: Sequence[Path] = (),
 ) -> Deployment:
-    """Put a server together; nothing runs yet. Raises what the database, the folder and the engine raise."""
+    """Put a server together; nothing runs yet. Raises what the database, the folder and the engine raise.
+
+    ``hide`` are folders beside the data folder that no isolated Trial sees.
+    """
     with contextlib.ExitStack() as stack:
         database = Database(database_url)
         stack.callback(database.close)
@@ -75,9 +78,10 @@ def build(
         engine = None
         host = None
         if role != "api":
-            engine = LocalEngine(folder.engine, simulate_gpus=simulate_gpus or None)
+            isolation = config.isolation((folder.root, *hide))
+            engine = LocalEngine(folder.engine, simulate_gpus=simulate_gpus or None, isolation=isolation)
             stack.callback(engine.close)
-            _publish_machine(database, engine)
+            _publish_machine(database, engine, isolation)
             host = _host(config, database, engine, blobs, ids)
             stack.callback(host.stop)
         services = Services(
@@ -120,9 +124,10 @@ def _host(
     return ControllerHost(Leadership(database), make)
 
 
-def _publish_machine(database: Database, engine: LocalEngine) -> None:
+def _publish_machine(database: Database, engine: LocalEngine, isolation: Isolation | None) -> None:
     """Tell the API processes how Trials are confined where the controller runs."""
-    text = json.dumps({"enforcement": dict(engine.enforcement()), "isolation": ISOLATION}, sort_keys=True)
+    facts = {"enforcement": dict(engine.enforcement()), "isolation": describe(isolation)}
+    text = json.dumps(facts, sort_keys=True)
     database.write(lambda connection: settings.put(connection, settings.MACHINE, text))
 
 
