@@ -1,7 +1,8 @@
 """Trainshed: freezes a training program, runs it on GPUs, and proves what it released.
 
 ``from trainshed import Client`` loads the client on first use, so that importing the package alone stays
-cheap for the command line and for the programs beside user code.
+cheap for the command line and for the programs beside user code. Everything that `trainshed.sdk` offers can
+be imported from here: the client, what it answers, and its errors.
 """
 
 from __future__ import annotations
@@ -9,15 +10,82 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainshed.sdk import Client, TrainshedError
+    from trainshed.sdk import (
+        ApiError,
+        Artifact,
+        Client,
+        ConfigurationError,
+        Conflict,
+        ConnectionFailed,
+        Downloaded,
+        Event,
+        FieldFault,
+        IntegrityError,
+        InvalidAnswer,
+        Job,
+        LocalFileError,
+        LogRecord,
+        NotAuthenticated,
+        NotFound,
+        NotFreezable,
+        Page,
+        PermissionRefused,
+        Published,
+        RateLimited,
+        RequestRefused,
+        RetryPolicy,
+        Runner,
+        ServerStartFailed,
+        ServerUnavailable,
+        TrainshedError,
+        Trial,
+        UnsafeName,
+        WaitTimeout,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["Client", "TrainshedError", "__version__"]
+__all__ = [
+    "ApiError",
+    "Artifact",
+    "Client",
+    "ConfigurationError",
+    "Conflict",
+    "ConnectionFailed",
+    "Downloaded",
+    "Event",
+    "FieldFault",
+    "IntegrityError",
+    "InvalidAnswer",
+    "Job",
+    "LocalFileError",
+    "LogRecord",
+    "NotAuthenticated",
+    "NotFound",
+    "NotFreezable",
+    "Page",
+    "PermissionRefused",
+    "Published",
+    "RateLimited",
+    "RequestRefused",
+    "RetryPolicy",
+    "Runner",
+    "ServerStartFailed",
+    "ServerUnavailable",
+    "TrainshedError",
+    "Trial",
+    "UnsafeName",
+    "WaitTimeout",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"Client", "TrainshedError"}:
+    if name in __all__:
         from trainshed import sdk  # noqa: PLC0415 - loaded on first use, see above
 
         return getattr(sdk, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

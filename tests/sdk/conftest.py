@@ -22,7 +22,7 @@ def serve() -> Iterator[Serve]:
     def make(routes: dict[str, Reply | Handler], **options: object) -> tuple[FakeServer, Client]:
         server = FakeServer(routes)
         server.__enter__()
-        client = Client(server.url, "key-1", retry=QUICK, **options)
+        client = Client(server.url, "key-1", **{"retry": QUICK, **options})
         opened.extend((server, client))
         return server, client
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from support import documents
@@ -102,19 +105,30 @@ def test_a_write_that_names_nothing_is_not_repeated_after_a_lost_answer(serve):
     assert len(server.asked(route)) == 1
 
 
-def test_retry_after_is_obeyed_and_told_to_the_caller(serve):
-    told = []
-    server, client = serve(
-        {
-            JOB: in_turn(
-                refusal(429, "RATE_LIMITED", headers={"Retry-After": "0"}), Reply(body=documents.job())
-            )
-        },
-        on_retry=told.append,
-    )
+def test_retry_after_is_obeyed(serve):
+    limited = refusal(429, "RATE_LIMITED", headers={"Retry-After": "0"})
+    server, client = serve({JOB: in_turn(limited, Reply(body=documents.job()))})
     client.jobs.get(documents.JOB_ID)
     assert len(server.seen) == 2
-    assert "0.0 s" in told[0]
+
+
+def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(serve):
+    told = []
+    answers = in_turn(*[DROP] * 6, Reply(body=documents.job("running")), DROP, Reply(body=documents.job()))
+    _, client = serve({JOB: answers}, on_retry=told.append)
+    client.jobs.wait(documents.JOB_ID, timeout=30)
+    assert [text.partition(" (")[0] for text in told] == ["lost the server", "the server answers again"] * 2
+
+
+@pytest.mark.parametrize("reply", [Reply(201, documents.job("queued")), Reply(200, documents.job("queued"))])
+def test_E24_a_submission_says_whether_the_job_was_there_before(serve, reply):
+    _, client = serve({SUBMIT: reply})
+    assert client.training_jobs.submit(REQUEST).accepted_before == (reply.status == 200)
+
+
+def test_E24_after_a_lost_answer_nobody_claims_that_the_job_was_there_before(serve):
+    _, client = serve({SUBMIT: in_turn(DROP, Reply(200, documents.job("queued")))})
+    assert not client.training_jobs.submit(REQUEST).accepted_before
 
 
 @pytest.mark.parametrize(
@@ -188,6 +202,41 @@ def test_wait_gives_up_after_the_time_given(serve):
     _, client = serve({JOB: Reply(body=documents.job("running"))})
     with pytest.raises(WaitTimeout, match="running"):
         client.jobs.wait(documents.JOB_ID, timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [DROP, refusal(503, "DATABASE_UNAVAILABLE"), refusal(500, "INTERNAL_ERROR"), Reply(502, b"<html>")],
+    ids=["no connection", "503", "500", "502 from a proxy"],
+)
+def test_wait_gives_up_after_the_time_given_also_while_the_server_fails(serve, fault):
+    _, client = serve({JOB: fault}, retry=RetryPolicy(attempts=1000, first=0.01, longest=0.02))
+    start = time.monotonic()
+    with pytest.raises(WaitTimeout, match="no answer"):
+        client.jobs.wait(documents.JOB_ID, timeout=0.3)
+    assert time.monotonic() - start < 5
+
+
+def test_wait_does_not_hang_on_a_server_that_takes_the_request_and_says_nothing(serve):
+    silent = threading.Event()
+
+    def never(_):
+        silent.wait(30)
+        return DROP
+
+    _, client = serve({JOB: never})
+    start = time.monotonic()
+    with pytest.raises(WaitTimeout):
+        client.jobs.wait(documents.JOB_ID, timeout=0.1)
+    assert time.monotonic() - start < 10
+    silent.set()
+
+
+def test_a_fault_of_the_server_that_stays_ends_a_wait_as_it_ends_any_call(serve):
+    server, client = serve({JOB: refusal(500, "INTERNAL_ERROR")})
+    with pytest.raises(ServerUnavailable):
+        client.jobs.wait(documents.JOB_ID)
+    assert len(server.seen) == QUICK.attempts
 
 
 def test_lists_walk_all_pages(serve):

@@ -57,6 +57,17 @@ def test_the_first_client_starts_a_server_and_later_ones_use_it(home: Home):
     assert not embedded.stop(home)
 
 
+def test_variables_that_came_too_late_for_the_running_server_are_named(home: Home):
+    with Client():
+        server = embedded.find(home)
+    assert embedded.ignored_variables(server, os.environ) == {}
+    late = {"TRAINSHED_SIMULATE_GPUS": "A100:1", "TRAINSHED_CONFIG": "/x", "TRAINSHED_URL": "http://[::1]"}
+    assert embedded.ignored_variables(server, late) == {
+        "TRAINSHED_SIMULATE_GPUS": "H100:2",
+        "TRAINSHED_CONFIG": None,
+    }
+
+
 def test_clients_that_start_at_once_get_one_server(home: Home):
     ask = "from trainshed import Client; print(Client().connection.url)"
 

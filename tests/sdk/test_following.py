@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 
 import hypothesis
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from support import documents
 from support.fake_server import DROP, FakeServer, Reply, in_turn, refusal
 from trainshed import Client
-from trainshed.sdk import InvalidAnswer, NotFound, RetryPolicy
+from trainshed.sdk import InvalidAnswer, NotFound, RetryPolicy, ServerUnavailable, WaitTimeout
 from trainshed.sdk.logs import LONG_POLL_SECONDS
 
 LOGS = f"GET /v1/jobs/{documents.JOB_ID}/logs"
@@ -147,3 +148,21 @@ def test_an_outage_that_lasts_ends_following(serve):
     with pytest.raises(Exception, match="no answer"):
         list(client.jobs.follow(documents.JOB_ID, outage_seconds=0.05))
     assert len(server.seen) > 3
+
+
+def test_a_fault_of_the_server_that_stays_ends_following(serve):
+    server, client = serve({LOGS: refusal(500, "INTERNAL_ERROR")})
+    with pytest.raises(ServerUnavailable):
+        list(client.jobs.follow(documents.JOB_ID))
+    assert len(server.seen) == 4
+
+
+@pytest.mark.parametrize(
+    "reply", [DROP, Reply(body=documents.log_page([], "c1"))], ids=["no connection", "nothing new"]
+)
+def test_following_ends_after_the_time_given(serve, reply):
+    _, client = serve({LOGS: reply})
+    start = time.monotonic()
+    with pytest.raises(WaitTimeout):
+        list(client.jobs.follow(documents.JOB_ID, timeout=0.3))
+    assert time.monotonic() - start < 5

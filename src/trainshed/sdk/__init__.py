@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainshed.sdk.client import Client
+    from trainshed.sdk.download import Downloaded
     from trainshed.sdk.errors import (
         ApiError,
         ConfigurationError,
         Conflict,
         ConnectionFailed,
+        FieldFault,
         IntegrityError,
         InvalidAnswer,
         LocalFileError,
@@ -28,15 +30,18 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from trainshed.sdk.objects import Artifact, Event, Job, LogRecord, Page, Runner, Trial
+    from trainshed.sdk.runners import Published
     from trainshed.sdk.transport import RetryPolicy
 
 _HOMES = {
     "client": ("Client",),
+    "download": ("Downloaded",),
     "errors": (
         "ApiError",
         "ConfigurationError",
         "Conflict",
         "ConnectionFailed",
+        "FieldFault",
         "IntegrityError",
         "InvalidAnswer",
         "LocalFileError",
@@ -53,6 +58,7 @@ _HOMES = {
         "WaitTimeout",
     ),
     "objects": ("Artifact", "Event", "Job", "LogRecord", "Page", "Runner", "Trial"),
+    "runners": ("Published",),
     "transport": ("RetryPolicy",),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
@@ -64,7 +70,9 @@ __all__ = [
     "ConfigurationError",
     "Conflict",
     "ConnectionFailed",
+    "Downloaded",
     "Event",
+    "FieldFault",
     "IntegrityError",
     "InvalidAnswer",
     "Job",
@@ -75,6 +83,7 @@ __all__ = [
     "NotFreezable",
     "Page",
     "PermissionRefused",
+    "Published",
     "RateLimited",
     "RequestRefused",
     "RetryPolicy",
@@ -92,3 +101,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

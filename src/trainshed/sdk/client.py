@@ -45,7 +45,11 @@ class Client:
         on_retry: Callable[[str], None] | None = None,
         connection: Connection | None = None,
     ) -> None:
-        """``connection`` skips the search; ``on_retry`` is told in a sentence before every repetition."""
+        """``connection`` skips the search.
+
+        ``on_retry`` is told in a sentence: once when calls have to be repeated, and once when the server
+        answers again.
+        """
         found = connection or find_connection(url, api_key, project)
         self._transport = Transport(
             found,

@@ -175,7 +175,7 @@ def _fetch(
                     digest = _write(answer, descriptor, digest, start, artifact, progress)
             return digest.hexdigest()
 
-        found = transport.repeat(once, f"GET {path}")
+        found = transport.repeat(once)
         size = os.fstat(descriptor).st_size
         if size != artifact.size or (artifact.sha256 and found != artifact.sha256):
             os.unlink(part, dir_fd=parent)

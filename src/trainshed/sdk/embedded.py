@@ -24,6 +24,12 @@ from trainshed.sdk.home import Home, private_folder, read_private
 
 SERVER_FILE = "server.json"
 OWNER_KEY_FILE = "owner.key"
+START_VARIABLES = {
+    "TRAINSHED_SIMULATE_GPUS": "--simulate-gpus",
+    "TRAINSHED_DATABASE_URL": "--database-url",
+    "TRAINSHED_CONFIG": "--config",
+}
+"""Variables that only a server reads, when it starts, and the option that says the same."""
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.02
@@ -97,6 +103,26 @@ def read_key(path: Path) -> str | None:
         return path.read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:
         return None
+
+
+def ignored_variables(server: RunningServer, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables of ``environ`` that decide how a server starts, and this one was started without them.
+
+    Answers each with the value that the server was started with, ``None`` for none. Empty where the system
+    does not tell what a process was started with.
+    """
+    import psutil  # noqa: PLC0415 - as in alive
+
+    try:
+        process = psutil.Process(server.pid)
+        given, words = process.environ(), process.cmdline()
+    except psutil.Error:
+        return {}
+    return {
+        name: given.get(name) or None
+        for name, option in START_VARIABLES.items()
+        if environ.get(name) and environ[name] != given.get(name) and option not in words
+    }
 
 
 def ensure(home: Home) -> RunningServer:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
-from trainshed.sdk.errors import WaitTimeout
+from trainshed.sdk.errors import ConnectionFailed, RateLimited, ServerUnavailable, WaitTimeout
 from trainshed.sdk.logs import OUTAGE_SECONDS, LogFollower
 from trainshed.sdk.objects import Event, Job, Page, event, job, page
 from trainshed.sdk.transport import Transport, route
@@ -36,7 +38,10 @@ class TrainingJobs:
         if make_request_id and "request_id" not in body:
             body["request_id"] = str(uuid.uuid4())
         # Without a request id the server accepts nothing, so repeating is harmless in every case.
-        return job(self._transport.call("POST", route("jobs"), body=body, repeatable=True))
+        answer = self._transport.ask("POST", route("jobs"), body=body, repeatable=True)
+        # After a lost answer nobody can tell whether it was this call that made the Job.
+        known = answer.status == HTTPStatus.OK and answer.tries == 1
+        return replace(job(answer.document), accepted_before=known)
 
 
 class Jobs:
@@ -108,16 +113,19 @@ class Jobs:
         trial: str | None = None,
         tail: int | None = None,
         cursor: str | None = None,
+        timeout: float | None = None,
         outage_seconds: float = OUTAGE_SECONDS,
     ) -> LogFollower:
         """The log until its end, waiting for more: every record once and in order.
 
         Goes on through lost connections and restarts of the server, for at most ``outage_seconds``
-        without any answer.
+        without any answer. Iterating raises `WaitTimeout` after ``timeout`` seconds; the Job goes on.
         """
         query = {"source": source, "trial": trial, "tail": tail}
         path = route("jobs", job_id, "logs")
-        return LogFollower(self._transport, path, query, cursor=cursor, outage_seconds=outage_seconds)
+        return LogFollower(
+            self._transport, path, query, cursor=cursor, timeout=timeout, outage_seconds=outage_seconds
+        )
 
     def wait(
         self,
@@ -130,20 +138,32 @@ class Jobs:
         """Wait until the Job ended and return it, however it ended.
 
         ``released`` waits further until every Trial's release is confirmed. Raises `WaitTimeout` after
-        ``timeout`` seconds; the Job goes on.
+        ``timeout`` seconds, whether or not the server answers; the Job goes on. Goes on through an outage
+        of the server for at most ``outage_seconds``; a fault of the server's own (500) is raised after
+        the retries of any other call.
         """
 
         def done(found: Job) -> bool:
             return found.ended and (not released or all(each.cleanup_confirmed for each in found.trials))
 
         deadline = None if timeout is None else time.monotonic() + timeout
+
+        def look() -> Job:
+            return job(self._transport.call("GET", route("jobs", job_id), deadline=deadline))
+
         pause = FIRST_POLL_SECONDS
         while True:
-            found = self._transport.patiently(lambda: self.get(job_id), outage_seconds=outage_seconds)
+            try:
+                found = self._transport.patiently(look, outage_seconds=outage_seconds, deadline=deadline)
+            except (ConnectionFailed, ServerUnavailable, RateLimited) as error:
+                if deadline is None or time.monotonic() < deadline:
+                    raise
+                raise WaitTimeout(f"no answer about {job_id} after {timeout:g} s: {error}") from error
             if done(found):
                 return found
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise WaitTimeout(f"{job_id} is {found.status} after {timeout:g} s", hint="It goes on.")
+                held = " and not known to be released" if found.ended else ""
+                raise WaitTimeout(f"{job_id} is {found.status}{held} after {timeout:g} s")
             self._transport.sleep(pause if left is None else min(pause, left))
             pause = min(pause * POLL_GROWTH, LONGEST_POLL_SECONDS)

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainshed.sdk.errors import InvalidAnswer
+from trainshed.sdk.errors import (
+    ConnectionFailed,
+    InvalidAnswer,
+    RateLimited,
+    ServerUnavailable,
+    WaitTimeout,
+)
 from trainshed.sdk.objects import LogRecord, log_record, mapping, page, text
 from trainshed.sdk.transport import RetryPolicy, Transport
 
@@ -72,6 +78,7 @@ class LogFollower:
         *,
         cursor: str | None = None,
         follow: bool = True,
+        timeout: float | None = None,
         outage_seconds: float = OUTAGE_SECONDS,
     ) -> None:
         self.cursor = cursor
@@ -81,12 +88,16 @@ class LogFollower:
         self._path = path
         self._query = query
         self._follow = follow
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         self._outage_seconds = outage_seconds
 
     def __iter__(self) -> Iterator[LogRecord]:
         idle = 0
         while True:
             asked = time.monotonic()
+            if self._deadline is not None and self.last is not None and asked >= self._deadline:
+                raise WaitTimeout(f"the log had not ended after {self._timeout:g} s")
             found = self._next_page()
             yield from found.records
             if found.has_more and found.next_cursor == self.cursor:
@@ -100,7 +111,7 @@ class LogFollower:
             # A server that does not hold the request open must not be asked in a tight loop.
             quick = not found.records and time.monotonic() - asked < _QUICK_ANSWER_SECONDS
             idle = idle + 1 if quick else 0
-            if idle and not self._transport.sleep(_IDLE.pause(idle)):
+            if idle and not self._transport.sleep(min(_IDLE.pause(idle), self._left())):
                 return
 
     def _next_page(self) -> LogPage:
@@ -108,13 +119,28 @@ class LogFollower:
         if self.cursor is not None:
             query.pop("tail", None)
             query["cursor"] = self.cursor
+        wait = min(LONG_POLL_SECONDS, int(self._left())) if self._follow else 0
         if self._follow:
-            query["wait"] = LONG_POLL_SECONDS
-        timeout = self._transport.timeout + (LONG_POLL_SECONDS if self._follow else 0)
+            query["wait"] = wait
 
         def once() -> LogPage:
-            return read_page(self._transport.call("GET", self._path, query=query, timeout=timeout))
+            timeout = self._transport.timeout + wait
+            answer = self._transport.call(
+                "GET", self._path, query=query, timeout=timeout, deadline=self._deadline
+            )
+            return read_page(answer)
 
         if not self._follow:
             return once()
-        return self._transport.patiently(once, outage_seconds=self._outage_seconds)
+        try:
+            return self._transport.patiently(
+                once, outage_seconds=self._outage_seconds, deadline=self._deadline
+            )
+        except (ConnectionFailed, ServerUnavailable, RateLimited) as error:
+            if self._deadline is None or time.monotonic() < self._deadline:
+                raise
+            raise WaitTimeout(f"no answer about the log after {self._timeout:g} s: {error}") from error
+
+    def _left(self) -> float:
+        """Seconds until the deadline."""
+        return LONG_POLL_SECONDS if self._deadline is None else max(0.0, self._deadline - time.monotonic())

@@ -94,6 +94,8 @@ class Job:
     error: Problem | None
     tags: Mapping[str, str]
     raw: Raw = field(repr=False)
+    accepted_before: bool = False
+    """Answer to a submission: its request id named this Job already, so nothing new was made (E24)."""
 
     @property
     def ended(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ class Published:
     """The work tree was dirty, say: what was published is the commit."""
     uploaded: int
     """Files whose bytes the server did not have yet."""
+    published_before: bool = False
+    """The same commit was there already, so nothing new was made."""
 
 
 class Runners:
@@ -122,8 +125,10 @@ class Runners:
         if visibility is not None:
             body["visibility"] = visibility
         where = route("runners", *parts, "revisions")
-        answer = mapping(self._transport.call("POST", where, body=body, repeatable=True), "a Runner")
-        return Published(runner(answer), _warnings(frozen), len(missing))
+        answer = self._transport.ask("POST", where, body=body, repeatable=True)
+        # After a lost answer nobody can tell whether it was this call that published it.
+        known = answer.status == HTTPStatus.OK and answer.tries == 1
+        return Published(runner(answer.document), _warnings(frozen), len(missing), published_before=known)
 
     def set_visibility(self, name: str, visibility: str, projects: Sequence[str] = ()) -> Mapping[str, Any]:
         """Who may read it: ``public``, ``project`` (its owner), or ``projects`` (also those named)."""
@@ -179,5 +184,6 @@ def _warnings(frozen: FrozenRunner) -> tuple[str, ...]:
     if frozen.dirty:
         found.append("the work tree has uncommitted changes; they are not published")
     if frozen.untracked:
-        found.append(f"{frozen.untracked} files here are not in git and are not published")
+        files = "1 file here is" if frozen.untracked == 1 else f"{frozen.untracked} files here are"
+        found.append(f"{files} not in git and not published")
     return tuple(found)

@@ -39,6 +39,10 @@ MAX_OUTAGE_PAUSE_SECONDS = 10.0
 _LASTING_CODES = frozenset({"EXECUTOR_UNAVAILABLE", "RUNNER_GPU_UNAVAILABLE", "STORAGE_FULL"})
 """5xx codes that a repetition within seconds does not cure."""
 _REPEATED_STATUSES = frozenset({429, 500, 502, 503, 504})
+_OUTAGE_STATUSES = frozenset({502, 503, 504})
+"""What a server, or the proxy before it, says while something is down that comes back."""
+_SHORTEST_TRY_SECONDS = 0.5
+"""A call is tried at least for so long, however little time is left."""
 _HTTP_ERROR = 400
 _ADMIN_PREFIX = "/v1/admin/"
 T = TypeVar("T")
@@ -56,6 +60,15 @@ class RetryPolicy:
         """Seconds to wait after failed attempt number ``attempt`` (from 1)."""
         ceiling = min(self.longest, self.first * 2 ** (attempt - 1))
         return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - spreads load, protects nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A decoded answer, its status, and after how many tries it came."""
+
+    document: Any
+    status: int
+    tries: int
 
 
 class Transport:
@@ -79,6 +92,8 @@ class Transport:
         self.retry = retry or RetryPolicy()
         self.on_retry = on_retry
         self._rediscover = rediscover
+        self._lost = False
+        self._guard = threading.Lock()
         self._closed = threading.Event()
         self._http = httpx2.Client(
             verify=_tls(connection),
@@ -103,31 +118,63 @@ class Transport:
         content: bytes | None = None,
         repeatable: bool | None = None,
         timeout: float | None = None,
+        deadline: float | None = None,
     ) -> Any:
         """The decoded JSON answer of one call; ``None`` for an empty one.
 
-        ``repeatable`` defaults to true for GET, PUT and DELETE. Raises `ApiError`, `ConnectionFailed` or
-        `InvalidAnswer`.
+        ``repeatable`` defaults to true for GET, PUT and DELETE. ``timeout`` bounds each wait for the network
+        (seconds), ``deadline`` all tries together (``time.monotonic``). Raises `ApiError`,
+        `ConnectionFailed` or `InvalidAnswer`.
         """
+        return self.ask(
+            method,
+            path,
+            query=query,
+            body=body,
+            content=content,
+            repeatable=repeatable,
+            timeout=timeout,
+            deadline=deadline,
+        ).document
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        content: bytes | None = None,
+        repeatable: bool | None = None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Answer:
+        """As `call`, with the status of the answer and the number of tries."""
         if body is not None:
             content = json.dumps(body, ensure_ascii=True).encode()
         kind = "application/json" if body is not None else "application/octet-stream"
         safe = method in {"GET", "PUT", "DELETE"} if repeatable is None else repeatable
+        tries = 0
 
-        def once() -> Any:
+        def once() -> Answer:
+            nonlocal tries
+            tries += 1
+            patience = self.timeout if timeout is None else timeout
+            if deadline is not None:
+                patience = min(patience, max(deadline - time.monotonic(), _SHORTEST_TRY_SECONDS))
             response = self._http.request(
                 method,
                 self._url(path),
                 params=_clean(query),
                 content=content if method != "GET" else None,
                 headers=self._headers(path, {"Content-Type": kind} if content is not None else {}),
-                timeout=httpx2.USE_CLIENT_DEFAULT if timeout is None else self._timeouts(timeout),
+                timeout=self._timeouts(patience),
             )
             if response.status_code >= _HTTP_ERROR:
                 raise _refusal(response, response.content)
-            return _decode(response)
+            return Answer(_decode(response), response.status_code, tries)
 
-        return self._repeat(once, f"{method} {path}", safe=safe)
+        return self._repeat(once, safe=safe, deadline=deadline)
 
     @contextlib.contextmanager
     def stream(self, path: str, *, start: int = 0, etag: str | None = None) -> Iterator[ByteAnswer]:
@@ -176,14 +223,16 @@ class Transport:
             else:
                 return
 
-    def repeat(self, once: Callable[[], T], what: str) -> T:
+    def repeat(self, once: Callable[[], T]) -> T:
         """Run ``once`` under the retry policy of repeatable calls."""
-        return self._repeat(once, what, safe=True)
+        return self._repeat(once, safe=True)
 
-    def patiently(self, once: Callable[[], T], *, outage_seconds: float) -> T:
+    def patiently(self, once: Callable[[], T], *, outage_seconds: float, deadline: float | None = None) -> T:
         """Run ``once``, itself a call with retries, again and again through an outage of the server.
 
-        Raises what ``once`` raised last when there was no answer for ``outage_seconds``.
+        An outage is: no connection, 429, or 502, 503 and 504 whose code can pass. Any other answer counts
+        after the retries of ``once``. Raises what ``once`` raised last when the outage lasts for
+        ``outage_seconds``, or until ``deadline`` (``time.monotonic``).
         """
         failed_since: float | None = None
         attempt = 0
@@ -195,23 +244,27 @@ class Transport:
                 now = time.monotonic()
                 failed_since = now if failed_since is None else failed_since
                 attempt += 1
-                lasting = isinstance(error, ServerUnavailable) and error.code in _LASTING_CODES
-                if lasting or now - failed_since > outage_seconds or not self.sleep(pauses.pause(attempt)):
+                left = failed_since + outage_seconds - now
+                if deadline is not None:
+                    left = min(left, deadline - now)
+                if _lasting(error) or left <= 0 or not self.sleep(min(pauses.pause(attempt), left)):
                     raise
 
     def sleep(self, seconds: float) -> bool:
         """Wait, but not beyond `close`; whether the transport is still open."""
         return not self._closed.wait(seconds)
 
-    def _repeat(self, once: Callable[[], T], what: str, *, safe: bool) -> T:
+    def _repeat(self, once: Callable[[], T], *, safe: bool, deadline: float | None = None) -> T:
         attempt = 0
         while True:
             attempt += 1
             try:
-                return once()
+                found = once()
             except ApiError as error:
                 failure: ApiError | ConnectionFailed = error
                 again = _worth_repeating(error, safe=safe)
+                if not again:
+                    self._tell_back()
             except httpx2.TransportError as error:
                 failure = ConnectionFailed(
                     _sentence(self.connection.url, error),
@@ -222,15 +275,32 @@ class Transport:
                 self._look_again()
             except ConnectionFailed as error:
                 failure, again = error, safe
+            else:
+                self._tell_back()
+                return found
             if not again or attempt >= self.retry.attempts or self._closed.is_set():
                 raise failure
             pause = self.retry.pause(attempt)
             if isinstance(failure, ApiError) and failure.retry_after is not None:
                 pause = min(failure.retry_after, MAX_RETRY_AFTER_SECONDS)
-            if self.on_retry is not None:
-                self.on_retry(f"{what}: {failure.message}; trying again in {pause:.1f} s")
-            if not self.sleep(pause):
+            left = pause if deadline is None else deadline - time.monotonic()
+            self._tell_lost(failure)
+            if not self.sleep(max(0.0, min(pause, left))) or left < pause:
                 raise failure
+
+    def _tell_lost(self, failure: ApiError | ConnectionFailed) -> None:
+        """Say once that calls are being repeated, and why."""
+        with self._guard:
+            first, self._lost = not self._lost, True
+        if first and self.on_retry is not None:
+            what = "lost the server" if isinstance(failure, ConnectionFailed) else "the server cannot answer"
+            self.on_retry(f"{what} ({failure}); trying again …")
+
+    def _tell_back(self) -> None:
+        with self._guard:
+            back, self._lost = self._lost, False
+        if back and self.on_retry is not None:
+            self.on_retry("the server answers again")
 
     def _look_again(self) -> None:
         found = self._rediscover() if self._rediscover is not None else None
@@ -281,6 +351,13 @@ def _tls(connection: Connection) -> ssl.SSLContext | bool:
         return True
     # Reading the certificate store costs 20 ms; this context trusts no one, and http does not ask it.
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _lasting(error: ConnectionFailed | ApiError) -> bool:
+    """Whether waiting longer than a call does by itself is of no use."""
+    if not isinstance(error, ServerUnavailable):
+        return False
+    return error.status not in _OUTAGE_STATUSES or error.code in _LASTING_CODES
 
 
 def _worth_repeating(error: ApiError, *, safe: bool) -> bool:
