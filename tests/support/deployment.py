@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -144,6 +145,9 @@ class Deployment:
     def new_engine(self) -> Engine:
         raise NotImplementedError
 
+    def new_ids(self) -> IdFactory:
+        return IdFactory(self.now)
+
     def pass_time(self, seconds: float) -> None:
         raise NotImplementedError
 
@@ -151,7 +155,7 @@ class Deployment:
 
     def boot(self) -> None:
         """A new process on the rows and the engine's evidence, as they are."""
-        self.ids = IdFactory(self.now)
+        self.ids = self.new_ids()
         self.engine = self.new_engine()
         self.acceptance = Acceptance(self.database, self.blobs, self.policy, self.now, self.ids)
         self.controller = Controller(
@@ -333,6 +337,7 @@ class FakeDeployment(Deployment):
         self.nodes = nodes
         self.default = default or Script(run_seconds=10.0)
         self.world = World()
+        self._serial = itertools.count(1)
         super().__init__(database, root, policy, **options)
 
     def now(self) -> float:
@@ -343,6 +348,10 @@ class FakeDeployment(Deployment):
 
     def pass_time(self, seconds: float) -> None:
         self.engine.advance(seconds)
+
+    def new_ids(self) -> IdFactory:
+        """Ids that are the same in every run: the order of equal Trials depends on them."""
+        return IdFactory(self.now, lambda _bits: next(self._serial) << 32)
 
     def script(self, trial: Trial, **changes: Any) -> None:
         """Change from now on what the Trial's newest Attempt does."""
