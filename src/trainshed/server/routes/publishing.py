@@ -74,7 +74,7 @@ def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
     except DigestMismatch as error:
         raise Refusal.of("RUNNER_HASH_MISMATCH", str(error), path="sha256") from None
     at = call.now
-    call.services.database.write(lambda c: queue.put_blob(c, blob.sha256, blob.size, at=at))
+    call.services.database.write(lambda c: queue.put_blobs(c, {blob.sha256: blob.size}, at=at))
     return shapes.StoredBlob(sha256=blob.sha256, size=blob.size)
 
 

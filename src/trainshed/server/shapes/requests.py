@@ -20,15 +20,24 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def _optional(default: Any, **about: Any) -> Any:
+    """A key that may be left out; what then counts is decided elsewhere, so no default is documented."""
+    return Field(default=default, json_schema_extra=_forget_default, **about)
+
+
+def _forget_default(schema: dict[str, Any]) -> None:
+    del schema["default"]
+
+
 class RequestedResources(Body):
     """What one Trial asks for; missing values come from the Runner, then from the server. Sizes are MiB."""
 
-    gpu_type: str | None = Field(default=None, examples=["H100"])
-    gpus: Count = 1
-    cpus: Count = 8
-    memory_mb: Count = 65536
-    storage_mb: Count = 102400
-    shm_mb: Count = 16384
+    gpu_type: str = _optional("", examples=["H100"])
+    gpus: Count = _optional(1, examples=[1])
+    cpus: Count = _optional(1, examples=[8])
+    memory_mb: Count = _optional(1, examples=[65536])
+    storage_mb: Count = _optional(1, examples=[102400])
+    shm_mb: Count = _optional(1, examples=[16384])
 
 
 class TrialSpec(Body):
@@ -36,19 +45,19 @@ class TrialSpec(Body):
 
     kind: Literal["runner"] = "runner"
     runner: str = Field(description="`namespace/name@revision`", examples=["envloop/bash@main"])
-    image: str = Field(default="", description="Container image; left out, the Runner's own counts.")
-    command: str = Field(default="", description="Fills the Runner's `run_command` parameter.")
-    resources: RequestedResources = RequestedResources()
-    timeout_seconds: Count = 600
-    timeout_sec: Count = Field(default=600, description="Another spelling of `timeout_seconds`.")
-    tags: dict[str, str] = Field(default_factory=dict, max_length=16)
-    profile: dict[str, Any] = Field(default_factory=dict, description="Job Profile document.")
+    image: str = _optional("", description="Container image; left out, the Runner's own counts.")
+    command: str = _optional("", description="Fills the Runner's `run_command` parameter.")
+    resources: RequestedResources = _optional(RequestedResources())
+    timeout_seconds: Count = _optional(1, examples=[600])
+    timeout_sec: Count = _optional(1, description="Another spelling of `timeout_seconds`.")
+    tags: dict[str, str] = _optional({}, max_length=16)
+    profile: dict[str, Any] = _optional({}, description="Job Profile document.")
 
 
 class NamedTrial(Body):
     """One Trial of a submission."""
 
-    name: str = Field(default="", max_length=128, description="Unique in the Job; default `trial-<n>`.")
+    name: str = _optional("", max_length=128, description="Unique in the Job; else `trial-<n>`.")
     spec: TrialSpec
 
 
@@ -109,7 +118,7 @@ class CreateProject(Body):
     """A new project; absent limits mean unlimited."""
 
     project_id: str = Field(pattern="^[A-Za-z0-9_:-]{1,128}$")
-    name: str = Field(default="", max_length=200)
+    name: str = _optional("", max_length=200, description="Else its id.")
     priority: int = 0
     max_gpus: int | None = Field(default=None, ge=0)
     budget_gpu_hours: float | None = Field(default=None, ge=0)
@@ -118,10 +127,10 @@ class CreateProject(Body):
 class UpdateProject(Body):
     """Changed limits of a project; null means unlimited, absent means unchanged."""
 
-    name: str = Field(default="", max_length=200)
-    priority: int = 0
-    max_gpus: int | None = Field(default=None, ge=0)
-    budget_gpu_hours: float | None = Field(default=None, ge=0)
+    name: str = _optional("", max_length=200)
+    priority: int = _optional(0)
+    max_gpus: int | None = _optional(None, ge=0)
+    budget_gpu_hours: float | None = _optional(None, ge=0)
 
 
 class PutMember(Body):
