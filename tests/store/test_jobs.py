@@ -145,7 +145,7 @@ def test_artifacts_are_listed_page_by_page_and_found_only_with_their_trial(datab
         }
         for n in range(5)
     ]
-    database.write(lambda c: moves.put_artifacts(c, rows))
+    database.write(lambda c: moves.put_artifacts(c, trial.id, rows))
     with database.read() as connection:
         first = jobs.list_artifacts(connection, trial.id, limit=3)
         rest = jobs.list_artifacts(connection, trial.id, after=first[-1].id)

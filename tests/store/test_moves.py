@@ -326,7 +326,7 @@ def test_collecting_twice_leaves_one_artifact_a_name_with_its_first_id(database)
             "upload_state": state,
             "created_at": 1.0,
         }
-        database.write(lambda c: moves.put_artifacts(c, [row]))
+        database.write(lambda c: moves.put_artifacts(c, trial.id, [row]))
 
     put("art_1", "uploading", None)
     put("art_2", "uploaded", "c" * 64)

@@ -220,7 +220,7 @@ def finish(
         attempts.end_all(connection, [End(attempt_id, at, "exit", exit_code=exit_code, usage=usage)])
         ended = [Move(trial, State.RUNNING, State.COLLECTING, "ENDED", "The program ended.")]
         moves.apply(connection, ended, at=at, actor="controller")
-        moves.put_artifacts(connection, rows)
+        moves.put_artifacts(connection, trial.id, rows)
         stored = [Move(trial, State.COLLECTING, last, last.upper(), "Ended.", values)]
         moves.apply(connection, stored, at=at, actor="controller")
         held = jobs.allocations_of(connection, [trial.id])[trial.id][-1]

@@ -263,9 +263,8 @@ class _ArtifactBatch:
         ]
 
         def store(connection: Connection) -> None:
-            for row in rows:
-                queue.put_blob(connection, row["sha256"], row["size"], at=now)
-            moves.put_artifacts(connection, rows)
+            queue.put_blobs(connection, {row["sha256"]: row["size"] for row in rows}, at=now)
+            moves.put_artifacts(connection, self._trial.id, rows)
 
         self._database.write(store)
         self._files = []

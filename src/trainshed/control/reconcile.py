@@ -323,6 +323,9 @@ class Reconciler:
         )
 
     def _files(self, connection: Connection, trial: Trial) -> list[RunnerFile]:
+        known = self._snapshots.known_files(trial.snapshot_sha256)
+        if known is not None:
+            return known
         revision = runners.find_revision(connection, trial.runner, trial.revision)
         if revision is None:
             raise Refusal.of("RUNNER_HASH_MISMATCH", f"the Revision {trial.runner}@{trial.revision} is gone")

@@ -39,6 +39,10 @@ class Snapshots:
         self._definitions: dict[str, RunnerDefinition] = {}
         self._lock = threading.Lock()
 
+    def known_files(self, snapshot_sha256: str) -> list[RunnerFile] | None:
+        """The files of a snapshot that was parsed before."""
+        return self._files.get(snapshot_sha256)
+
     def files(self, snapshot_sha256: str, manifest: str) -> list[RunnerFile]:
         """The files of a snapshot; a snapshot never changes, so they are parsed once."""
         found = self._files.get(snapshot_sha256)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from trainshed.model.access import KeyKind, Permission, Principal, Role
 from trainshed.model.errors import Refusal
@@ -15,6 +15,10 @@ from trainshed.store.tables import keys, members, projects
 
 _PROJECT = select(projects)
 _KEY = select(keys)
+# Every request asks these; building a statement costs several times what running it does.
+_PROJECT_BY_ID = _PROJECT.where(projects.c.id == bindparam("project"))
+_ALL_PROJECTS = _PROJECT.order_by(projects.c.id)
+_KEY_BY_HASH = _KEY.where(keys.c.hash == bindparam("presented"))
 
 
 def create_project(connection: Connection, project: Project) -> None:
@@ -25,7 +29,7 @@ def create_project(connection: Connection, project: Project) -> None:
 
 
 def find_project(connection: Connection, project_id: str) -> Project | None:
-    row = connection.execute(_PROJECT.where(projects.c.id == project_id)).first()
+    row = connection.execute(_PROJECT_BY_ID, {"project": project_id}).first()
     return Project(*row) if row else None
 
 
@@ -38,7 +42,7 @@ def get_project(connection: Connection, project_id: str) -> Project:
 
 
 def list_projects(connection: Connection) -> list[Project]:
-    return [Project(*row) for row in connection.execute(_PROJECT.order_by(projects.c.id))]
+    return [Project(*row) for row in connection.execute(_ALL_PROJECTS)]
 
 
 def update_project(connection: Connection, project_id: str, values: dict[str, Any]) -> Project:
@@ -120,7 +124,7 @@ def revoke_key(connection: Connection, project_id: str, key_id: str, *, at: floa
 
 def find_principal(connection: Connection, hashed: str, *, at: float) -> Principal | None:
     """Who presents the key with this hash, unless it is unknown, expired or revoked."""
-    row = connection.execute(_KEY.where(keys.c.hash == hashed)).first()
+    row = connection.execute(_KEY_BY_HASH, {"presented": hashed}).first()
     if row is None:
         return None
     key = Key(*row)

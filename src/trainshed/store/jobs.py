@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, insert, or_, select
+from sqlalchemy import BindParameter, Connection, bindparam, func, insert, select, tuple_
 
 from trainshed.model.errors import Refusal
 from trainshed.model.states import E_TRIAL_WORDS, WAITING, AllocationState, OutputStatus, State
@@ -18,6 +18,29 @@ _ALL_TRIALS = select(trials)
 _WAITING = tuple(str(state) for state in WAITING)
 _FEW = frozenset({"preparing", "running", "stopping"})
 """Words for Trials that hold something: never more than fit on the machines, so found by state first."""
+_WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
+
+# Statements are built once: building one costs several times what running it does.
+_INSERT_JOB, _INSERT_TRIALS = insert(jobs), insert(trials)
+_JOB = _ALL_JOBS.where(jobs.c.id == bindparam("job"))
+_PROJECT_JOB = _JOB.where(jobs.c.project_id == bindparam("project"))
+_REQUESTED_JOB = _ALL_JOBS.where(
+    jobs.c.project_id == bindparam("project"), jobs.c.request_id == bindparam("request")
+)
+_TRIALS_OF = _ALL_TRIALS.where(trials.c.job_id.in_(_WANTED)).order_by(trials.c.job_id, trials.c.position)
+_PROJECT_TRIAL = _ALL_TRIALS.where(
+    trials.c.id == bindparam("trial"), trials.c.project_id == bindparam("project")
+)
+_ATTEMPTS_OF = select(attempts).where(attempts.c.trial_id.in_(_WANTED)).order_by(attempts.c.number)
+_ALLOCATIONS_OF = select(allocations).where(allocations.c.trial_id.in_(_WANTED)).order_by(allocations.c.id)
+_BEFORE_IN_QUEUE = (
+    select(func.count())
+    .select_from(trials)
+    .where(
+        trials.c.state == State.QUEUED,
+        tuple_(trials.c.queue_rank, trials.c.id) < tuple_(bindparam("rank"), bindparam("trial")),
+    )
+)
 
 
 def trial_of(row: Any) -> Trial:
@@ -42,16 +65,14 @@ _OUTPUT = trials.c.keys().index("output_status")
 
 def find_by_request(connection: Connection, project_id: str, request_id: str) -> Job | None:
     """The Job that a request id names in a project (promise P2)."""
-    row = connection.execute(
-        _ALL_JOBS.where(jobs.c.project_id == project_id, jobs.c.request_id == request_id),
-    ).first()
+    row = connection.execute(_REQUESTED_JOB, {"project": project_id, "request": request_id}).first()
     return Job(*row) if row else None
 
 
 def insert_job(connection: Connection, job: Job, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert a Job with its Trials (columns of ``trials``) and its first events."""
-    connection.execute(insert(jobs).values(**{c.name: getattr(job, c.name) for c in jobs.c}))
-    connection.execute(insert(trials), list(rows))
+    connection.execute(_INSERT_JOB, {column.name: getattr(job, column.name) for column in jobs.c})
+    connection.execute(_INSERT_TRIALS, list(rows))
     accepted = NewEvent(
         job.id,
         None,
@@ -79,10 +100,10 @@ def insert_job(connection: Connection, job: Job, rows: Sequence[Mapping[str, Any
 
 def find_job(connection: Connection, project_id: str | None, job_id: str) -> Job | None:
     """A Job of a project (of any project when ``project_id`` is ``None``)."""
-    query = _ALL_JOBS.where(jobs.c.id == job_id)
-    if project_id is not None:
-        query = query.where(jobs.c.project_id == project_id)
-    row = connection.execute(query).first()
+    if project_id is None:
+        row = connection.execute(_JOB, {"job": job_id}).first()
+    else:
+        row = connection.execute(_PROJECT_JOB, {"job": job_id, "project": project_id}).first()
     return Job(*row) if row else None
 
 
@@ -115,12 +136,7 @@ def trials_of(connection: Connection, job_ids: Collection[str]) -> dict[str, lis
     """The Trials of these Jobs, in order, by Job id."""
     found: dict[str, list[Trial]] = {job_id: [] for job_id in job_ids}
     if job_ids:
-        rows = connection.execute(
-            _ALL_TRIALS.where(trials.c.job_id.in_(list(job_ids))).order_by(
-                trials.c.job_id, trials.c.position
-            ),
-        )
-        for row in rows:
+        for row in connection.execute(_TRIALS_OF, {"wanted": list(job_ids)}):
             trial = trial_of(row)
             found[trial.job_id].append(trial)
     return found
@@ -128,9 +144,7 @@ def trials_of(connection: Connection, job_ids: Collection[str]) -> dict[str, lis
 
 def get_trial(connection: Connection, project_id: str, trial_id: str) -> Trial:
     """The Trial; raises `Refusal` ``TRIAL_NOT_FOUND``, also for other projects' ids."""
-    row = connection.execute(
-        _ALL_TRIALS.where(trials.c.id == trial_id, trials.c.project_id == project_id),
-    ).first()
+    row = connection.execute(_PROJECT_TRIAL, {"trial": trial_id, "project": project_id}).first()
     if row is None:
         raise Refusal.of(
             "TRIAL_NOT_FOUND", f"there is no Trial `{trial_id[:80]}` in this project", path="trial_id"
@@ -168,10 +182,7 @@ def attempts_of(connection: Connection, trial_ids: Collection[str]) -> dict[str,
     """Attempts of these Trials, oldest first, by Trial id."""
     found: dict[str, list[Attempt]] = {trial_id: [] for trial_id in trial_ids}
     if trial_ids:
-        rows = connection.execute(
-            select(attempts).where(attempts.c.trial_id.in_(list(trial_ids))).order_by(attempts.c.number),
-        )
-        for row in rows:
+        for row in connection.execute(_ATTEMPTS_OF, {"wanted": list(trial_ids)}):
             found[row.trial_id].append(Attempt(*row))
     return found
 
@@ -180,33 +191,25 @@ def allocations_of(connection: Connection, trial_ids: Collection[str]) -> dict[s
     """Allocations of these Trials, oldest first, by Trial id."""
     found: dict[str, list[Allocation]] = {trial_id: [] for trial_id in trial_ids}
     if trial_ids:
-        rows = connection.execute(
-            select(allocations).where(allocations.c.trial_id.in_(list(trial_ids))).order_by(allocations.c.id),
-        )
-        for row in rows:
+        for row in connection.execute(_ALLOCATIONS_OF, {"wanted": list(trial_ids)}):
             found[row.trial_id].append(allocation_of(row))
     return found
 
 
 def places_in_queue(connection: Connection, waiting: Collection[Trial]) -> dict[str, int]:
     """How many queued Trials go before each of these, plus one, by Trial id (promise P10)."""
-    return {
-        trial.id: 1
-        + int(
-            connection.execute(
-                select(func.count())
-                .select_from(trials)
-                .where(
-                    trials.c.state == State.QUEUED,
-                    or_(
-                        trials.c.queue_rank < trial.queue_rank,
-                        and_(trials.c.queue_rank == trial.queue_rank, trials.c.id < trial.id),
-                    ),
-                ),
-            ).scalar_one(),
-        )
-        for trial in waiting
-    }
+    ordered = sorted(waiting, key=lambda trial: (trial.queue_rank, trial.id))
+    if len(ordered) > 1:
+        first, last = _place(connection, ordered[0]), _place(connection, ordered[-1])
+        if last - first == len(ordered) - 1:
+            # Nobody stands between them, as between the Trials of one Job: no need to count for each.
+            return {trial.id: place for place, trial in enumerate(ordered, start=first)}
+    return {trial.id: _place(connection, trial) for trial in ordered}
+
+
+def _place(connection: Connection, trial: Trial) -> int:
+    at = {"rank": trial.queue_rank, "trial": trial.id}
+    return 1 + int(connection.execute(_BEFORE_IN_QUEUE, at).scalar_one())
 
 
 def queue_order(connection: Connection) -> list[str]:

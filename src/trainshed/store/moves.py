@@ -31,6 +31,10 @@ _JOB_STATES = (
     .where(jobs.c.id.in_(bindparam("wanted", expanding=True)))
     .distinct()
 )
+_KNOWN_ARTIFACTS = select(artifacts.c.id, artifacts.c.name).where(
+    artifacts.c.trial_id == bindparam("trial"),
+    artifacts.c.name.in_(bindparam("wanted", expanding=True)),
+)
 _REFRESH_JOB = (
     update(jobs)
     .where(jobs.c.id == bindparam("job"))
@@ -213,16 +217,16 @@ def _stop_sentence(trial: Trial) -> str:
     return "Stop accepted: the program is asked to end, outputs are collected, everything is released."
 
 
-def put_artifacts(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert Artifacts; a second collection of the same Trial replaces what the first one wrote."""
+def put_artifacts(connection: Connection, trial_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert a Trial's Artifacts; a second collection replaces what the first one wrote, under its ids."""
+    names = {"trial": trial_id, "wanted": [row["name"] for row in rows]}
+    there = {row.name: row.id for row in connection.execute(_KNOWN_ARTIFACTS, names)}
+    new = [row for row in rows if row["name"] not in there]
+    if new:
+        connection.execute(insert(artifacts), new)
     for row in rows:
-        there = connection.execute(
-            select(artifacts.c.id).where(
-                artifacts.c.trial_id == row["trial_id"], artifacts.c.name == row["name"]
-            ),
-        ).scalar_one_or_none()
-        if there is None:
-            connection.execute(insert(artifacts).values(**row))
-        else:
+        if row["name"] in there:
             changed = {key: value for key, value in row.items() if key not in {"id", "trial_id", "name"}}
-            connection.execute(update(artifacts).where(artifacts.c.id == there).values(**changed))
+            connection.execute(
+                update(artifacts).where(artifacts.c.id == there[row["name"]]).values(**changed)
+            )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, func, insert, select, update
 
 from trainshed.model.states import ACTIVE, AllocationState, State
 from trainshed.store.jobs import allocation_of, trial_of
@@ -13,6 +14,31 @@ from trainshed.store.records import Allocation, Trial
 from trainshed.store.tables import allocations, attempts, blobs, events, projects, trials
 
 _ACTIVE = tuple(str(state) for state in ACTIVE)
+_WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
+
+# Statements are built once: building one costs several times what running it does.
+_NEWEST_EVENT = select(func.max(events.c.id))
+_RECENT = (events.c.id > bindparam("past"), events.c.id <= bindparam("newest"))
+_ARRIVED = (
+    select(trials)
+    .where(
+        trials.c.id.in_(select(events.c.trial_id).where(*_RECENT, events.c.after == State.QUEUED)),
+        trials.c.state == State.QUEUED,
+    )
+    .order_by(trials.c.id)
+)
+_STOPPED = select(events.c.trial_id).where(*_RECENT, events.c.code == "STOP_ACCEPTED")
+_ALL_ACTIVE = select(trials).where(trials.c.state.in_(_ACTIVE))
+_PROJECT_ACTIVE = _ALL_ACTIVE.where(trials.c.project_id == bindparam("project"))
+_BY_ID = select(trials).where(trials.c.id.in_(_WANTED))
+_JOBS_OF = select(trials.c.id, trials.c.job_id).where(trials.c.id.in_(_WANTED))
+_UNRELEASED = select(allocations).where(allocations.c.state != AllocationState.RELEASED)
+_ATTEMPTS = (
+    select(attempts.c.trial_id, attempts.c.id, attempts.c.number)
+    .where(attempts.c.trial_id.in_(_WANTED))
+    .order_by(attempts.c.number)
+)
+_KNOWN_BLOBS = select(blobs.c.sha256).where(blobs.c.sha256.in_(_WANTED))
 
 
 def queued_after(connection: Connection, trial_id: str, limit: int) -> list[Trial]:
@@ -27,7 +53,7 @@ def queued_after(connection: Connection, trial_id: str, limit: int) -> list[Tria
 
 
 def newest_event(connection: Connection) -> int:
-    return int(connection.execute(select(func.max(events.c.id))).scalar_one() or 0)
+    return int(connection.execute(_NEWEST_EVENT).scalar_one() or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +77,22 @@ def changes_since(connection: Connection, event_id: int) -> QueueChanges:
     newest = newest_event(connection)
     if newest <= event_id:
         return QueueChanges([], set(), event_id)
-    recent = (events.c.id > event_id, events.c.id <= newest)
-    arrived = select(events.c.trial_id).where(*recent, events.c.after == State.QUEUED)
-    rows = connection.execute(
-        select(trials).where(trials.c.id.in_(arrived), trials.c.state == State.QUEUED).order_by(trials.c.id)
-    )
-    stopped = connection.execute(select(events.c.trial_id).where(*recent, events.c.code == "STOP_ACCEPTED"))
+    recent = {"past": event_id, "newest": newest}
+    rows = connection.execute(_ARRIVED, recent)
+    stopped = connection.execute(_STOPPED, recent)
     return QueueChanges([trial_of(row) for row in rows], set(stopped.scalars()), newest)
 
 
 def active(connection: Connection, project_id: str | None = None) -> list[Trial]:
     """Trials that may hold something, of one project or of all."""
-    query = select(trials).where(trials.c.state.in_(_ACTIVE))
-    if project_id is not None:
-        query = query.where(trials.c.project_id == project_id)
-    return [trial_of(row) for row in connection.execute(query)]
+    if project_id is None:
+        return [trial_of(row) for row in connection.execute(_ALL_ACTIVE)]
+    return [trial_of(row) for row in connection.execute(_PROJECT_ACTIVE, {"project": project_id})]
 
 
 def by_id(connection: Connection, trial_ids: Collection[str]) -> dict[str, Trial]:
     """These Trials as they are now."""
-    rows = connection.execute(select(trials).where(trials.c.id.in_(list(trial_ids))))
+    rows = connection.execute(_BY_ID, {"wanted": list(trial_ids)})
     return {row.id: trial_of(row) for row in rows}
 
 
@@ -82,19 +104,14 @@ def jobs_of(connection: Connection, trial_ids: Collection[str]) -> dict[str, str
 
 def unreleased(connection: Connection) -> list[Allocation]:
     """Allocations whose release is not confirmed yet."""
-    rows = connection.execute(select(allocations).where(allocations.c.state != AllocationState.RELEASED))
-    return [allocation_of(row) for row in rows]
+    return [allocation_of(row) for row in connection.execute(_UNRELEASED)]
 
 
 def newest_attempts(connection: Connection, trial_ids: Collection[str]) -> dict[str, tuple[str, int]]:
     """The id and number of the newest Attempt of each of these Trials."""
     if not trial_ids:
         return {}
-    rows = connection.execute(
-        select(attempts.c.trial_id, attempts.c.id, attempts.c.number)
-        .where(attempts.c.trial_id.in_(list(trial_ids)))
-        .order_by(attempts.c.number),
-    )
+    rows = connection.execute(_ATTEMPTS, {"wanted": list(trial_ids)})
     return {trial_id: (attempt_id, number) for trial_id, attempt_id, number in rows}
 
 
@@ -107,10 +124,16 @@ def charge(connection: Connection, project_id: str, gpu_seconds: float) -> None:
     )
 
 
-def put_blob(connection: Connection, sha256: str, size: int, *, at: float) -> None:
-    """Record a stored blob; known ones stay as they are."""
-    if connection.execute(select(blobs.c.sha256).where(blobs.c.sha256 == sha256)).first() is None:
-        connection.execute(insert(blobs).values(sha256=sha256, size=size, created_at=at))
+def put_blobs(connection: Connection, sizes: Mapping[str, int], *, at: float) -> None:
+    """Record stored blobs, SHA-256 -> size; known ones stay as they are."""
+    known = set(connection.execute(_KNOWN_BLOBS, {"wanted": list(sizes)}).scalars())
+    new = [
+        {"sha256": sha256, "size": size, "created_at": at}
+        for sha256, size in sizes.items()
+        if sha256 not in known
+    ]
+    if new:
+        connection.execute(insert(blobs), new)
 
 
 def expired_logs(connection: Connection, ended_before: float, limit: int = 100) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, or_, select, true, update
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, insert, or_, select, true, update
 
 from trainshed.model.access import Permission, Principal, Visibility
 from trainshed.model.errors import Refusal
@@ -14,6 +14,38 @@ from trainshed.store.records import Revision, Runner
 from trainshed.store.tables import namespaces, runner_grants, runner_refs, runner_revisions, runners
 
 _MIN_SHORT_COMMIT = 7
+
+
+def _readable(*, owner: bool) -> Select[Any]:
+    """Revisions that the project ``:project`` may read, or all for the owner."""
+    granted = select(runner_grants.c.runner).where(runner_grants.c.project_id == bindparam("project"))
+    allowed: ColumnElement[bool] = or_(
+        runners.c.visibility == Visibility.PUBLIC,
+        runners.c.project_id == bindparam("project"),
+        (runners.c.visibility == Visibility.PROJECTS) & runners.c.name.in_(granted),
+    )
+    return (
+        select(runner_revisions)
+        .join(runners, runners.c.name == runner_revisions.c.runner)
+        .where(runner_revisions.c.withdrawn_at.is_(None), true() if owner else allowed)
+    )
+
+
+# Every submission asks these; building a statement costs several times what running it does.
+_READABLE = {owner: _readable(owner=owner) for owner in (False, True)}
+_READABLE_OF = {
+    owner: query.where(runners.c.name == bindparam("runner")) for owner, query in _READABLE.items()
+}
+_READABLE_ONE = {
+    owner: query.where(runner_revisions.c.revision == bindparam("commit"))
+    for owner, query in _READABLE_OF.items()
+}
+_REVISION = select(runner_revisions).where(
+    runner_revisions.c.runner == bindparam("runner"), runner_revisions.c.revision == bindparam("commit")
+)
+_POINTED = select(runner_refs.c.revision).where(
+    runner_refs.c.runner == bindparam("runner"), runner_refs.c.ref == bindparam("name")
+)
 
 
 def find_runner(connection: Connection, name: str) -> Runner | None:
@@ -54,11 +86,7 @@ def claim(
 
 def find_revision(connection: Connection, runner: str, revision: str) -> Revision | None:
     """A Revision by full commit, withdrawn ones included."""
-    row = connection.execute(
-        select(runner_revisions).where(
-            runner_revisions.c.runner == runner, runner_revisions.c.revision == revision
-        ),
-    ).first()
+    row = connection.execute(_REVISION, {"runner": runner, "commit": revision}).first()
     return Revision(*row) if row else None
 
 
@@ -139,17 +167,16 @@ def resolve(
     wanted, ref = selector.revision, None
     if not selector.pinned:
         pointed = connection.execute(
-            select(runner_refs.c.revision).where(
-                runner_refs.c.runner == selector.full_name, runner_refs.c.ref == wanted
-            ),
+            _POINTED, {"runner": selector.full_name, "name": wanted}
         ).scalar_one_or_none()
         if pointed is not None:
             wanted, ref = pointed, selector.revision
-    query = _readable(principal.project_id, owner=principal.owner and not to_run)
-    query = query.where(runners.c.name == selector.full_name)
-    rows = connection.execute(query.where(runner_revisions.c.revision == wanted)).all()
+    owner = principal.owner and not to_run
+    whose = {"project": principal.project_id, "runner": selector.full_name}
+    rows = connection.execute(_READABLE_ONE[owner], {**whose, "commit": wanted}).all()
     if not rows and not selector.pinned and _looks_short(wanted):
-        rows = connection.execute(query.where(runner_revisions.c.revision.startswith(wanted)).limit(3)).all()
+        short = _READABLE_OF[owner].where(runner_revisions.c.revision.startswith(wanted)).limit(3)
+        rows = connection.execute(short, whose).all()
     if not rows:
         raise _not_found(selector)
     if len(rows) > 1:
@@ -162,10 +189,8 @@ def resolve(
 
 def still_readable(connection: Connection, project_id: str, runner: str, revision: str) -> bool:
     """Whether a project may still read what a queued Trial froze (A2)."""
-    query = _readable(project_id, owner=False).where(
-        runners.c.name == runner, runner_revisions.c.revision == revision
-    )
-    return connection.execute(query.limit(1)).first() is not None
+    wanted = {"project": project_id, "runner": runner, "commit": revision}
+    return connection.execute(_READABLE_ONE[False], wanted).first() is not None
 
 
 def list_revisions(
@@ -177,27 +202,14 @@ def list_revisions(
     name: str | None = None,
 ) -> list[tuple[Revision, str]]:
     """Readable Revisions with their Runner's visibility, newest first (E7)."""
-    query = _readable(principal.project_id, owner=principal.owner).add_columns(runners.c.visibility)
+    query = _READABLE[principal.owner].add_columns(runners.c.visibility)
     if name is not None:
         query = query.where(runners.c.name == name)
     if before is not None:
         query = query.where(runner_revisions.c.id < before)
-    rows = connection.execute(query.order_by(runner_revisions.c.id.desc()).limit(limit))
+    query = query.order_by(runner_revisions.c.id.desc()).limit(limit)
+    rows = connection.execute(query, {"project": principal.project_id})
     return [(Revision(*row[:-1]), row[-1]) for row in rows]
-
-
-def _readable(project_id: str, *, owner: bool) -> Any:
-    granted = select(runner_grants.c.runner).where(runner_grants.c.project_id == project_id)
-    allowed: ColumnElement[bool] = or_(
-        runners.c.visibility == Visibility.PUBLIC,
-        runners.c.project_id == project_id,
-        (runners.c.visibility == Visibility.PROJECTS) & runners.c.name.in_(granted),
-    )
-    return (
-        select(runner_revisions)
-        .join(runners, runners.c.name == runner_revisions.c.runner)
-        .where(runner_revisions.c.withdrawn_at.is_(None), true() if owner else allowed)
-    )
 
 
 def _looks_short(text: str) -> bool:

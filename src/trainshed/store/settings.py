@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from trainshed.store.tables import meta
 
@@ -15,9 +15,11 @@ NODES = "nodes"
 MACHINE = "machine"
 """How the controller's machine enforces limits and isolates Trials, as JSON."""
 
+_GET = select(meta.c.value).where(meta.c.key == bindparam("wanted"))
+
 
 def get(connection: Connection, key: str) -> str | None:
-    found = connection.execute(select(meta.c.value).where(meta.c.key == key)).scalar_one_or_none()
+    found = connection.execute(_GET, {"wanted": key}).scalar_one_or_none()
     return None if found is None else str(found)
 
 
