@@ -16,7 +16,7 @@ from trainshed.cli import views
 from trainshed.cli.downloads import fetch, outcome
 from trainshed.cli.exits import Exit
 from trainshed.cli.logs import LogPrinter, LogStyle
-from trainshed.cli.output import Fields, Table
+from trainshed.cli.output import Column, Fields, Table
 from trainshed.cli.session import Session, interactive, json_option
 from trainshed.sdk.errors import TrainshedError
 
@@ -31,14 +31,14 @@ WAIT_SECONDS = 600.0
 METRICS_FILE = "outputs/metrics.json"
 RESULT = Table(
     (
-        ("TRIAL", "name"),
-        ("STATE", "state"),
-        ("EXIT", "exit_code"),
-        ("GPU", views.gpu_text),
-        ("OUTPUT", "output_status"),
-        ("FILES", "verified_files"),
-        ("ACCURACY", "accuracy"),
-        ("RELEASED", "cleanup_confirmed"),
+        Column("TRIAL", "name"),
+        Column("STATE", "state"),
+        Column("EXIT", "exit_code"),
+        Column("GPU", views.gpu_text),
+        Column("OUTPUT", "output_status"),
+        Column("FILES", "verified_files"),
+        Column("ACCURACY", "accuracy"),
+        Column("RELEASED", "cleanup_confirmed"),
     ),
     empty="No Trials.",
     rows="trials",
@@ -107,7 +107,10 @@ def _whole_path(session: Session, client: Client, folder: Path, keep: Path | Non
     for trial in ended.trials:
         results = fetch(session, client, trial.trial_id, target / trial.name)
         downloads, _ = outcome(trial.trial_id, target / trial.name, results)
-        items += [{"trial": trial.name, **item} for item in downloads["items"]]
+        items += [
+            {"trial": trial.name, **item, "path": item["path"] if keep else None}
+            for item in downloads["items"]
+        ]
         rows.append(
             (trial.trial_id, len([item for item in downloads["items"] if item["state"] == "verified"]))
         )
@@ -162,7 +165,12 @@ def _accuracy(folder: Path) -> str | None:
 
 
 def _artifacts_view() -> Table:
-    columns = (("TRIAL", "trial"), ("ARTIFACT", "name"), ("STATE", "state"), ("SHA256", "sha256"))
+    columns = (
+        Column("TRIAL", "trial"),
+        Column("ARTIFACT", "name"),
+        Column("STATE", "state"),
+        Column("SHA256", "sha256", rank=1),
+    )
     return Table(columns, empty="No artifacts.", rows="artifacts")
 
 

@@ -15,19 +15,24 @@ from typing import Any
 
 import click
 
-from trainshed.cli.output import Fields, Table, size
+from trainshed.cli.output import Column, Fields, Table, size
 from trainshed.cli.session import Session, json_option
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 MIN_FREE_BYTES = 2 << 30
 _PROBE_SECONDS = 10
 CHECKS = Table(
-    (("CHECK", "name"), ("STATE", "state"), ("FOUND", "found"), ("MATTERS FOR", "needed_for")),
+    (
+        Column("CHECK", "name"),
+        Column("STATE", "state"),
+        Column("FOUND", "found", rank=2),
+        Column("MATTERS FOR", "needed_for", rank=1),
+    ),
     empty="Nothing was checked.",
     rows="checks",
 )
 REMEDIES = Table(
-    (("TO DO", "remedy"), ("FOR", "name")),
+    (Column("FOR", "name"), Column("TO DO", "remedy", rank=1)),
     empty="Nothing is missing.",
     rows=lambda document: [check for check in document["checks"] if check["remedy"]],
 )
@@ -44,11 +49,10 @@ SERVER = Fields(
 )
 NODES = Table(
     (
-        ("NODE", "name"),
-        ("GPUS", lambda row: _models(row.get("gpus") or ())),
-        ("SIMULATED", "simulated"),
-        ("FREE", "free"),
-        ("TOTAL", "total"),
+        Column("NODE", "name"),
+        Column("GPUS", lambda row: _models(row.get("gpus") or ())),
+        Column("FREE", lambda row: _amounts(row, "free"), rank=1),
+        Column("TOTAL", lambda row: _amounts(row, "total"), rank=2),
     ),
     empty="The server has no nodes.",
     rows="server.nodes",
@@ -119,7 +123,8 @@ def _gpus() -> Check:
         WARNING,
         "none found through NVML",
         "real training",
-        "Install the NVIDIA driver (libnvidia-ml), or use `--simulate-gpus H100:8`.",
+        "Install the NVIDIA driver (libnvidia-ml). To try things out: `trainshed stop`, then "
+        "`export TRAINSHED_SIMULATE_GPUS=H100:8`.",
     )
 
 
@@ -177,18 +182,7 @@ def _bubblewrap() -> Check:
 
 
 def _images() -> Check:
-    matters = "Trials that name an image"
-    for program in ("podman", "docker"):
-        if shutil.which(program) is None:
-            continue
-        if found := _version(
-            program, "info", "--format", "{{.Host.OS}}" if program == "podman" else "{{.OSType}}"
-        ):
-            return Check("images", OK, f"{program} ({found})", matters)
-        return Check(
-            "images", WARNING, f"{program} is installed and does not answer", matters, f"Start {program}."
-        )
-    return Check("images", WARNING, "neither podman nor docker", matters, "Install podman.")
+    return Check("images", WARNING, "this version runs programs, not images", "Trials that name an image")
 
 
 def _database() -> Check:
@@ -262,4 +256,14 @@ def _models(gpus: Any) -> str | None:
     counts: dict[str, int] = {}
     for gpu in gpus:
         counts[str(gpu.get("model"))] = counts.get(str(gpu.get("model")), 0) + 1
-    return ", ".join(f"{count}x{model}" for model, count in counts.items()) or None
+    simulated = " simulated" if any(gpu.get("simulated") for gpu in gpus) else ""
+    return ", ".join(f"{count}x{model}{simulated}" for model, count in counts.items()) or None
+
+
+def _amounts(node: Mapping[str, Any], which: str) -> str:
+    """Amounts of a node; simulated GPUs bring CPU, memory and disk that exist in the accounting only."""
+    given = node.get(which) or {}
+    names = {"memory_mb": "memory", "storage_mb": "disk", "shm_mb": "shared memory"}
+    parts = [f"{given.get('gpus')} GPUs", f"{given.get('cpus')} CPU cores"]
+    parts += [f"{size(given[key] << 20)} {name}" for key, name in names.items() if given.get(key)]
+    return ", ".join(parts) + (" (incl. simulated)" if node.get("simulated") else "")

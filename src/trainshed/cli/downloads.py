@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainshed.cli.output import Table, View, size
+from trainshed.cli.output import Column, Table, View, size
 from trainshed.cli.session import Session, interactive
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def outcome(trial_id: str, folder: Path, results: Sequence[Downloaded]) -> tuple
     }
     view = Table(
         (
-            ("NAME", "name"),
-            ("SIZE", lambda row: size(row["size"])),
-            ("STATE", "state"),
-            ("SHA256", "sha256"),
-            ("WHY", "reason"),
+            Column("NAME", "name"),
+            Column("SIZE", lambda row: size(row["size"])),
+            Column("STATE", "state"),
+            Column("SHA256", "sha256", rank=1),
         ),
+        below="reason",
         empty="No artifacts to download.",
     )
     return document, view
@@ -71,7 +71,7 @@ def _item(result: Downloaded) -> dict[str, Any]:
     artifact = result.artifact
     state, reason = "verified", None
     if result.error is not None:
-        state, reason = "failed", str(result.error)
+        state, reason = "failed", " ".join(filter(None, (f"{result.error}.", result.error.hint)))
     elif result.skipped:
         state, reason = "skipped", f"the server does not hold it (upload state {artifact.upload_state})"
     return {

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trainshed.cli.logs import LogPrinter, LogStyle
 from trainshed.cli.output import Sentence
+from trainshed.cli.parameters import Whole
 from trainshed.cli.session import Session, json_option
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client
     from trainshed.sdk.logs import LogFollower, LogPage
+    from trainshed.sdk.objects import LogRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
+RELEASE_SECONDS = 10.0
+"""How long a command waits for the proof of release, which comes right after a Job's end."""
 _INCOMPLETE = frozenset({"partial", "failed", "unavailable"})
 
 
@@ -24,9 +29,7 @@ def log_options(command: F) -> F:
     """Every option of a log command, the same for Jobs and Trials."""
     options = (
         click.option("--follow", "-f", is_flag=True, help="Go on until the end of the log."),
-        click.option(
-            "--tail", type=click.IntRange(1, 1000), metavar="N", help="Begin N records from the end."
-        ),
+        click.option("--tail", type=Whole(1, 1000), metavar="N", help="Begin N records from the end."),
         click.option(
             "--source",
             type=click.Choice(["all", "system", "runtime"]),
@@ -76,13 +79,35 @@ def show_log(  # noqa: PLR0913 - one argument for each option of `log_options`
         session.show(document, Sentence(lambda _: ""))
         return
     style = LogStyle(stream=stream, timestamps=timestamps, names=names, raw=raw, json=session.json)
-    print_log(session, records, style)
+    release_of = job_id if follow and source != "runtime" and not raw and stream is None else None
+    print_log(session, client, records, style, release_of, trial=trial)
 
 
-def print_log(session: Session, records: LogFollower, style: LogStyle) -> None:
-    """Print records as they come and warn about everything that the log lacks."""
+def print_log(
+    session: Session,
+    client: Client,
+    records: LogFollower,
+    style: LogStyle,
+    release_of: str | None,
+    *,
+    trial: str | None = None,
+) -> None:
+    """Print records as they come and warn about everything that the log lacks.
+
+    The log ends before what was held is released; ``release_of`` names the Job whose sentences about that
+    are waited for and printed too.
+    """
     sys.stdout.flush()
-    LogPrinter(style).print_all(records)
+    printer, seen = LogPrinter(style), set()
+    for record in records:
+        printer.print(record)
+        if record.source == "system":
+            seen.add(record.id)
+    if release_of is not None and records.last is not None and records.last.eof:
+        for record in _about_release(client, release_of, trial):
+            if record.id not in seen:
+                printer.print(record)
+    printer.finish()
     last = records.last
     if last is None:
         return
@@ -92,6 +117,15 @@ def print_log(session: Session, records: LogFollower, style: LogStyle) -> None:
         session.warn(f"the log was cut at its limit; {last.dropped_bytes} bytes were dropped")
     if last.missing_reason:
         session.warn(f"part of the log is missing: {last.missing_reason}")
+
+
+def _about_release(client: Client, job_id: str, trial: str | None) -> Iterable[LogRecord]:
+    """What the platform did, up to the proof of release if that comes within `RELEASE_SECONDS`."""
+    from trainshed.sdk.errors import WaitTimeout  # noqa: PLC0415 - click only at import time
+
+    with contextlib.suppress(WaitTimeout):
+        client.jobs.wait(job_id, timeout=RELEASE_SECONDS, released=True)
+    return client.jobs.logs(job_id, source="system", trial=trial)
 
 
 def _state(last: LogPage) -> dict[str, Any]:

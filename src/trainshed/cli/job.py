@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainshed.cli import views
 from trainshed.cli.exits import Exit
-from trainshed.cli.follow import log_options, print_log, show_log
+from trainshed.cli.follow import RELEASE_SECONDS, log_options, print_log, show_log
 from trainshed.cli.lazy import Group
 from trainshed.cli.logs import LogStyle
-from trainshed.cli.output import Sentence
+from trainshed.cli.output import Sentence, count
+from trainshed.cli.parameters import JOB, POSITIVE, SECONDS, Whole
 from trainshed.cli.runner import suggestions
 from trainshed.cli.session import Session, interactive, json_option, quiet_option
 from trainshed.cli.submission import MAX_TRIALS, SIZE, Options, from_file, from_options, read_file
@@ -19,7 +23,6 @@ from trainshed.cli.submission import MAX_TRIALS, SIZE, Options, from_file, from_
 if TYPE_CHECKING:
     from trainshed.sdk import Client, Job
 
-POSITIVE = click.IntRange(min=1)
 _ID = Sentence(lambda document: str(document["job_id"]))
 
 
@@ -31,7 +34,7 @@ def job() -> None:
 @job.command()
 @click.option("--type", "type_", metavar="TYPE", help="What is submitted; `train` unless the file says so.")
 @click.option("--runner", metavar="NS/NAME@REV", help="The Runner Revision to run.")
-@click.option("--trials", type=click.IntRange(1, MAX_TRIALS), help="Number of equal Trials (default 1).")
+@click.option("--trials", type=Whole(1, MAX_TRIALS), help="Number of equal Trials, 1 (default) to 16.")
 @click.option("--gpu-type", metavar="MODEL", help="GPU model of each Trial, e.g. H100.")
 @click.option("--gpu", "gpus", type=POSITIVE, help="GPUs of each Trial, on one node.")
 @click.option("--docker", "--image", "image", metavar="IMAGE", help="Image instead of the Runner's own.")
@@ -45,7 +48,7 @@ def job() -> None:
 @click.option("--spec", metavar="FILE", help="JSON request (`-` = stdin); options win in every Trial.")
 @click.option("--wait", is_flag=True, help="Wait for the end; exit 1 unless the Job completed.")
 @click.option("--follow", is_flag=True, help="Print the log until its end, then as --wait.")
-@click.option("--wait-timeout", type=click.FloatRange(min=0), help="Seconds to wait at most (exit 8).")
+@click.option("--wait-timeout", type=SECONDS, help="Seconds to wait at most (exit 8).")
 @quiet_option
 @json_option
 @click.pass_context
@@ -77,25 +80,33 @@ def submit(
         raise click.UsageError("give --runner NAMESPACE/NAME@REVISION or --spec FILE")
     else:
         request = from_options(options, trials or 1)
+    if quiet and follow:
+        raise click.UsageError("--quiet prints the id alone and --follow prints the log; give one of them")
     shown = [_ID] if quiet else [views.JOB, views.TRIALS_OF_JOB]
+    deadline = Deadline(wait_timeout)
     with session.client() as client:
         with suggestions(session, client, _runner_named(request)):
             found = client.training_jobs.submit(request, make_request_id=False)
         if not wait and not follow:
             session.show(found.raw, *shown)
-            session.note(f"\nFollow it with `{session.program} job log {found.job_id} --follow`.")
+            session.note(f"\n{found.job_id} {_receipt(found)}")
+            session.note(f"Follow it with `{session.program} job log {found.job_id} --follow`.")
             return
-        session.note(f"{found.job_id} accepted ({len(found.trials)} Trials)")
+        session.job_id = found.job_id
+        session.note(f"{found.job_id} {_receipt(found)}")
         if follow:
             style = LogStyle(names=len(found.trials) > 1, all_to_stderr=session.json)
-            print_log(session, client.jobs.follow(found.job_id), style)
-        ended = wait_for(session, client, found, wait_timeout)
+            records = client.jobs.follow(found.job_id, timeout=deadline.left())
+            print_log(session, client, records, style, found.job_id)
+        ended = wait_for(session, client, found.job_id, deadline.left())
+        session.job_id = None
+        await_release(client, ended, deadline.left())
         session.show(client.jobs.result(ended.job_id).raw, *shown)
     context.exit(Exit.OK if ended.succeeded else Exit.FAILED)
 
 
 @job.command("get")
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @json_option
 @click.pass_obj
 def get_(session: Session, job_id: str) -> None:
@@ -107,7 +118,7 @@ def get_(session: Session, job_id: str) -> None:
 @job.command("list")
 @click.option("--type", "type_", metavar="TYPE", help="Only Jobs of this type.")
 @click.option("--status", metavar="WORD", help="Only Jobs with this status.")
-@click.option("--limit", type=int, default=25, show_default=True, help="Jobs per page, 1 to 100.")
+@click.option("--limit", type=Whole(), default=25, show_default=True, help="Jobs per page, 1 to 100.")
 @click.option("--cursor", help="Go on after an earlier page.")
 @quiet_option
 @json_option
@@ -129,7 +140,7 @@ def list_(
 
 
 @job.command()
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @click.option("--trial", metavar="TRIAL", help="Only this Trial, by id or name.")
 @log_options
 @click.pass_obj
@@ -141,11 +152,12 @@ def log(session: Session, /, job_id: str, **given: Any) -> None:
     """
     with session.client() as client:
         names = given["trial"] is None and len(client.jobs.get(job_id).trials) > 1
+        session.job_id = job_id if given["follow"] else None
         show_log(session, client, job_id, names=names, **given)
 
 
 @job.command()
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @json_option
 @click.pass_obj
 def result(session: Session, job_id: str) -> None:
@@ -155,9 +167,9 @@ def result(session: Session, job_id: str) -> None:
 
 
 @job.command()
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @click.option("--wait", is_flag=True, help="Wait until it ended and every release is confirmed.")
-@click.option("--wait-timeout", type=click.FloatRange(min=0), help="Seconds to wait at most (exit 8).")
+@click.option("--wait-timeout", type=SECONDS, help="Seconds to wait at most (exit 8).")
 @json_option
 @click.pass_obj
 def stop(session: Session, job_id: str, *, wait: bool, wait_timeout: float | None) -> None:
@@ -165,48 +177,78 @@ def stop(session: Session, job_id: str, *, wait: bool, wait_timeout: float | Non
     with session.client() as client:
         found = client.jobs.stop(job_id)
         if wait:
-            found = wait_for(session, client, found, wait_timeout, released=True)
+            found = wait_for(session, client, job_id, wait_timeout, released=True)
         session.show(found.raw, views.JOB, views.TRIALS_OF_JOB)
 
 
 @job.command()
-@click.argument("job_id")
-@click.option("--limit", type=int, default=100, show_default=True, help="Events per page, 1 to 100.")
+@click.argument("job_id", type=JOB)
+@click.option("--limit", type=Whole(), default=100, show_default=True, help="Events per page, 1 to 100.")
 @click.option("--cursor", help="Go on after an earlier page.")
 @json_option
 @click.pass_obj
 def events(session: Session, job_id: str, *, limit: int, cursor: str | None) -> None:
-    """List what happened to a Job and its Trials, and why."""
+    """List what happened to a Job and its Trials, and why, newest first."""
     with session.client() as client:
         page = client.jobs.events(job_id, limit=limit, cursor=cursor)
     session.show(page.raw, views.EVENTS, *views.more(page.raw))
 
 
 @job.command("wait")
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @click.option("--released", is_flag=True, help="Wait further until every release is confirmed.")
-@click.option("--wait-timeout", type=click.FloatRange(min=0), help="Seconds to wait at most (exit 8).")
+@click.option("--wait-timeout", type=SECONDS, help="Seconds to wait at most (exit 8).")
 @json_option
 @click.pass_context
 def wait_(context: click.Context, job_id: str, *, released: bool, wait_timeout: float | None) -> None:
     """Wait for a Job to end; exit 1 unless it completed."""
     session = context.ensure_object(Session)
+    session.job_id = job_id
     with session.client() as client:
-        ended = wait_for(session, client, client.jobs.get(job_id), wait_timeout, released=released)
+        ended = wait_for(session, client, job_id, wait_timeout, released=released)
+        session.job_id = None
         session.show(ended.raw, views.JOB, views.TRIALS_OF_JOB)
     context.exit(Exit.OK if ended.succeeded else Exit.FAILED)
 
 
+@dataclass
+class Deadline:
+    """The time that several steps of one command may take together; ``None`` = as long as they need."""
+
+    seconds: float | None
+    start: float = field(default_factory=time.monotonic)
+
+    def left(self) -> float | None:
+        """Seconds that are left, at least 0."""
+        return None if self.seconds is None else max(0.0, self.start + self.seconds - time.monotonic())
+
+
 def wait_for(
-    session: Session, client: Client, found: Job, timeout: float | None, *, released: bool = False
+    session: Session, client: Client, job_id: str, timeout: float | None, *, released: bool = False
 ) -> Job:
     """Wait for a Job, with a moving sign for a person at a terminal."""
-    if session.json or not interactive():
-        return client.jobs.wait(found.job_id, timeout=timeout, released=released)
+    if session.json or session.quiet or not interactive():
+        return client.jobs.wait(job_id, timeout=timeout, released=released)
     from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
 
-    with Console(stderr=True).status(f"waiting for {found.job_id}"):
-        return client.jobs.wait(found.job_id, timeout=timeout, released=released)
+    with Console(stderr=True).status(f"waiting for {job_id}"):
+        return client.jobs.wait(job_id, timeout=timeout, released=released)
+
+
+def await_release(client: Client, ended: Job, left: float | None) -> None:
+    """Give the proof of release, which comes right after the end, a moment to be part of the answer."""
+    from trainshed.sdk.errors import WaitTimeout  # noqa: PLC0415 - click only at import time
+
+    bound = RELEASE_SECONDS if left is None else min(RELEASE_SECONDS, left)
+    with contextlib.suppress(WaitTimeout):
+        client.jobs.wait(ended.job_id, timeout=bound, released=True)
+
+
+def _receipt(found: Job) -> str:
+    trials = count(len(found.trials), "Trial")
+    if found.accepted_before:
+        return f"was accepted before ({trials}): the same Job, nothing new was started."
+    return f"accepted ({trials})."
 
 
 def _runner_named(request: dict[str, Any]) -> str:

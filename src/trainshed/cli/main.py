@@ -47,7 +47,7 @@ COMMANDS = {
 )
 @click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 @click.option("--url", metavar="URL", help="Use this server instead of the one the environment names.")
-@click.option("--project", metavar="ID", help="Project to administer; else: act in no other.")
+@click.option("--project", metavar="ID", help="Project to administer; other commands act in the key's own.")
 @click.pass_obj
 def root(session: Session, url: str | None, project: str | None) -> None:
     """Freeze a training program, run it on GPUs, get back logs, outputs and proof of release."""
@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return Exit.USAGE
     except click.Abort:
         click.echo("interrupted", err=True)
+        session.tell_what_goes_on()
         return Exit.INTERRUPTED
     except TrainshedError as error:
         session.report(error)

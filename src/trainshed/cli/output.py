@@ -7,28 +7,45 @@ can be on the screen that ``--json`` lacks. Results go to stdout, everything els
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from trainshed.cli.tables import Shape, lay_out
+
 Pick = str | Callable[[Mapping[str, Any]], Any]
 """What a cell shows: a key (``a.b`` goes deeper) or a function of the row."""
+_MINUTE = 60
 NOTHING = "-"
 """Stands for a value that is not there."""
-_WIDE = 100_000
-"""Columns are never cut where no person's terminal limits them."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table, and how it gives way on a narrow terminal (`trainshed.cli.tables.Shape`)."""
+
+    label: str
+    value: Pick
+    rank: int = 0
+    shortest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """Draws a list: the rows under ``items`` of the document, or the list that ``rows`` picks."""
 
-    columns: Sequence[tuple[str, Pick]]
+    columns: Sequence[Column]
     empty: str
     """The sentence shown instead of a table without rows."""
     rows: Pick = "items"
+    below: Pick | None = None
+    """A text that stands on a line of its own below its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +95,8 @@ class HumanOutput:
                         sys.stdout.write(plain(found) + "\n")
                 case Fields(fields):
                     _draw_fields(document, fields)
-                case Table(columns, empty, rows):
-                    _draw_table(pick(document, rows) or [], columns, empty)
+                case Table():
+                    _draw_table(pick(document, view.rows) or [], view)
         sys.stdout.flush()
 
 
@@ -113,8 +130,8 @@ def cell(value: Any) -> str:
         return ", ".join(f"{key}={cell(item)}" for key, item in value.items()) or NOTHING
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value) or NOTHING
-    text = str(value)
-    return _local_time(text) if len(text) > len("2026-01-01T") and text[10:11] == "T" else plain(text)
+    text = plain(str(value))
+    return local_time(text) if _TIME.fullmatch(text) else text
 
 
 def plain(text: str) -> str:
@@ -132,11 +149,32 @@ def size(count: int) -> str:
     return f"{amount:.1f} TiB"
 
 
-def _local_time(text: str) -> str:
+def count(number: int, noun: str) -> str:
+    """``1 Trial``, ``2 Trials``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A span of time for people."""
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), _MINUTE)
+    if minutes < _MINUTE:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // _MINUTE} h {minutes % _MINUTE} min"
+
+
+def sentence(text: str) -> str:
+    """A sentence of the server with its times in local time, as everywhere else."""
+    return _TIME.sub(lambda match: local_time(match[0]), text)
+
+
+def local_time(text: str) -> str:
+    """An ISO time as people here read it, to the second; anything else as it is."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        return plain(text)
+        return text
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -151,38 +189,38 @@ def _draw_fields(document: Mapping[str, Any], fields: Sequence[tuple[str, Pick]]
             sys.stdout.write(f"{'':<{width}}  {line}\n")
 
 
-def _draw_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, Pick]], empty: str) -> None:
+def _draw_table(rows: Sequence[Mapping[str, Any]], table: Table) -> None:
     if not rows:
-        sys.stdout.write(empty + "\n")
+        sys.stdout.write(table.empty + "\n")
         return
-    from rich.console import Console  # noqa: PLC0415 - 40 ms that only a table costs
-    from rich.table import Table as RichTable  # noqa: PLC0415 - as above
-    from rich.text import Text  # noqa: PLC0415 - as above
-
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place, (label, _) in enumerate(columns):
-        # The first column names the row; a name in pieces cannot be copied.
-        table.add_column(label, overflow="fold", no_wrap=place == 0)
-    for row in rows:
-        cells = [cell(pick(row, what)).replace("\n", " ") for _, what in columns]
-        table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in cells))
-    if console.is_terminal:
-        console.print(table)
-        return
-    with console.capture() as drawn:
-        console.print(table)
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in drawn.get().splitlines())
+    cells = [[cell(pick(row, each.value)).replace("\n", " ") for each in table.columns] for row in rows]
+    found = ["" if table.below is None else pick(row, table.below) for row in rows]
+    notes = ["" if note in {None, ""} else cell(note).replace("\n", " ") for note in found]
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else None
+    shapes = [Shape(each.label, each.rank, each.shortest) for each in table.columns]
+    colours = terminal and not os.environ.get("NO_COLOR")
+    for number, line in enumerate(lay_out(shapes, cells, notes, width)):
+        text = line.below or "".join(
+            (_coloured(text, _BOLD if number == 0 else _STYLES.get(text)) if colours else text) + padding
+            for text, padding in line.cells
+        )
+        sys.stdout.write(text.rstrip() + "\n")
 
 
+def _coloured(text: str, style: str | None) -> str:
+    return f"\x1b[{style}m{text}\x1b[0m" if style else text
+
+
+_BOLD, _RED, _GREEN, _YELLOW, _CYAN = "1", "31", "32", "33", "36"
 _STYLES = {
-    "completed": "green",
-    "succeeded": "green",
-    "ok": "green",
-    "failed": "red",
-    "missing": "red",
-    "cancelled": "yellow",
-    "stopping": "yellow",
-    "warning": "yellow",
-    "running": "cyan",
+    "completed": _GREEN,
+    "succeeded": _GREEN,
+    "ok": _GREEN,
+    "failed": _RED,
+    "missing": _RED,
+    "cancelled": _YELLOW,
+    "stopping": _YELLOW,
+    "warning": _YELLOW,
+    "running": _CYAN,
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainshed.cli.lazy import Group
-from trainshed.cli.output import Fields, Sentence, Table
+from trainshed.cli.output import Column, Fields, Sentence, Table
+from trainshed.cli.parameters import POSITIVE, Whole
 from trainshed.cli.session import Session, json_option
 
 if TYPE_CHECKING:
@@ -16,12 +18,24 @@ if TYPE_CHECKING:
 ROLES = ("viewer", "developer", "admin")
 KINDS = ("human", "service", "agent")
 UNLIMITED = "none"
+
+
+def _limit(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """A limit of a project; none is a value too."""
+    return lambda row: "unlimited" if row.get(key) is None else str(row[key])
+
+
+def _hours(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """GPU-hours of a project."""
+    return lambda row: "unlimited" if row.get(key) is None else f"{row[key]:.2f}"
+
+
 _PROJECT_CELLS = (
-    ("PROJECT", "project_id"),
-    ("NAME", "name"),
-    ("PRIORITY", "priority"),
-    ("MAX GPUS", "max_gpus"),
-    ("GPU HOURS", "budget_gpu_hours"),
+    Column("PROJECT", "project_id"),
+    Column("NAME", "name"),
+    Column("PRIORITY", "priority"),
+    Column("MAX GPUS", _limit("max_gpus")),
+    Column("GPU HOURS", _hours("budget_gpu_hours")),
 )
 PROJECTS = Table(_PROJECT_CELLS, empty="No projects.")
 PROJECT = Fields(
@@ -29,25 +43,26 @@ PROJECT = Fields(
         ("project", "project_id"),
         ("name", "name"),
         ("priority", "priority"),
-        ("max GPUs", "max_gpus"),
-        ("GPU-hours", "budget_gpu_hours"),
-        ("GPU-hours used", "used_gpu_hours"),
+        ("max GPUs", _limit("max_gpus")),
+        ("GPU-hours", _hours("budget_gpu_hours")),
+        ("GPU-hours used", _hours("used_gpu_hours")),
         ("created", "created_at"),
     ),
 )
 MEMBERS = Table(
-    (("USER", "user"), ("ROLE", "role"), ("SINCE", "added_at"), ("BY", "added_by")), empty="No members."
+    (Column("USER", "user"), Column("ROLE", "role"), Column("SINCE", "added_at"), Column("BY", "added_by")),
+    empty="No members.",
 )
 MEMBER = Fields((("user", "user"), ("role", "role")))
 KEYS = Table(
     (
-        ("KEY", "key_id"),
-        ("LABEL", "label"),
-        ("KIND", "kind"),
-        ("PERMISSIONS", "permissions"),
-        ("CREATED", "created_at"),
-        ("EXPIRES", "expires_at"),
-        ("REVOKED", "revoked_at"),
+        Column("KEY", "key_id"),
+        Column("LABEL", "label"),
+        Column("KIND", "kind"),
+        Column("PERMISSIONS", "permissions", rank=1),
+        Column("CREATED", "created_at", rank=2),
+        Column("EXPIRES", "expires_at"),
+        Column("REVOKED", "revoked_at"),
     ),
     empty="No keys.",
 )
@@ -100,9 +115,9 @@ def project_get(session: Session, project_id: str) -> None:
 @project.command("create")
 @click.argument("project_id")
 @click.option("--name", help="Name for people; the id by default.")
-@click.option("--priority", type=int, help="Larger starts first (default 0).")
-@click.option("--max-gpus", type=click.IntRange(min=0), help="GPUs at a time; unlimited by default.")
-@click.option("--gpu-hours", type=click.FloatRange(min=0), help="Budget in GPU-hours; unlimited by default.")
+@click.option("--priority", type=Whole(), help="Larger starts first (default 0).")
+@click.option("--max-gpus", type=Whole(0), help="GPUs at a time; unlimited by default.")
+@click.option("--gpu-hours", type=LimitType(float), help="Budget in GPU-hours; unlimited by default.")
 @json_option
 @click.pass_obj
 def project_create(
@@ -112,12 +127,13 @@ def project_create(
     name: str | None,
     priority: int | None,
     max_gpus: int | None,
-    gpu_hours: float | None,
+    gpu_hours: float | str | None,
 ) -> None:
     """Create a project."""
+    hours = None if isinstance(gpu_hours, str) else gpu_hours
     with session.client() as client:
         found = client.projects.create(
-            project_id, name=name, priority=priority, max_gpus=max_gpus, budget_gpu_hours=gpu_hours
+            project_id, name=name, priority=priority, max_gpus=max_gpus, budget_gpu_hours=hours
         )
     session.show(found, PROJECT)
     session.note(
@@ -128,7 +144,7 @@ def project_create(
 @project.command("set")
 @click.argument("project_id")
 @click.option("--name", help="Name for people.")
-@click.option("--priority", type=int, help="Larger starts first.")
+@click.option("--priority", type=Whole(), help="Larger starts first.")
 @click.option("--max-gpus", type=LimitType(int), help="GPUs at a time, or `none`.")
 @click.option("--gpu-hours", type=LimitType(float), help="Budget in GPU-hours, or `none`.")
 @json_option
@@ -199,9 +215,14 @@ def key_list(session: Session) -> None:
 @click.argument("label")
 @click.option("--kind", type=click.Choice(KINDS), default="human", show_default=True, help="Who holds it.")
 @click.option("--role", type=click.Choice(ROLES), help="Permissions of this role (default developer).")
-@click.option("--permission", "permissions", multiple=True, help="Exactly these permissions. Repeatable.")
+@click.option(
+    "--permission",
+    "permissions",
+    multiple=True,
+    help="Exactly these permissions, e.g. training.read. Repeatable.",
+)
 @click.option("--user", help="The member it belongs to.")
-@click.option("--expires-in", "expires_in_seconds", type=click.IntRange(min=1), help="Seconds it is valid.")
+@click.option("--expires-in", "expires_in_seconds", type=POSITIVE, help="Seconds it is valid.")
 @json_option
 @click.pass_obj
 def key_create(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import sys
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,21 +14,22 @@ import click
 
 from trainshed.cli import views
 from trainshed.cli.lazy import Group
-from trainshed.cli.output import Fields, Table, size
-from trainshed.cli.session import MAX_SUGGESTIONS, Session, json_option
+from trainshed.cli.output import Column, Fields, Sentence, Table, size
+from trainshed.cli.parameters import Whole
+from trainshed.cli.session import MAX_SUGGESTIONS, Session, json_option, quiet_option
 
 if TYPE_CHECKING:
-    from trainshed.sdk import Client
+    from trainshed.sdk import Client, Runner, TrainshedError
 
 VISIBILITIES = ("public", "project", "projects")
 RUNNERS = Table(
     (
-        ("RUNNER", "selector"),
-        ("REF", "source_ref"),
-        ("VISIBILITY", "visibility"),
-        ("ENTRY", "entrypoint"),
-        ("PARAMS", "params"),
-        ("CREATED", "created_at"),
+        Column("RUNNER", "selector"),
+        Column("REF", "source_ref"),
+        Column("VISIBILITY", "visibility", rank=2),
+        Column("ENTRY", "entrypoint", rank=4),
+        Column("PARAMS", "params", rank=3),
+        Column("CREATED", "created_at", rank=1),
     ),
     empty="No Runners that this key may read. `runner publish PATH` publishes one.",
 )
@@ -52,10 +55,17 @@ RUNNER = Fields(
     ),
 )
 FILES = Table(
-    (("MODE", "mode"), ("SIZE", lambda row: size(row["size"])), ("SHA256", "sha256"), ("PATH", "path")),
+    (
+        Column("MODE", "mode"),
+        Column("SIZE", lambda row: size(row["size"])),
+        Column("PATH", "path"),
+        Column("SHA256", "sha256", rank=1),
+    ),
     empty="No files.",
     rows="files",
 )
+_SELECTOR = Sentence(lambda document: str(document["selector"]))
+_LISTED_FILES = 10
 VISIBILITY = Fields((("runner", "name"), ("visibility", "visibility"), ("projects", "projects")))
 
 
@@ -65,15 +75,17 @@ def runner() -> None:
 
 
 @runner.command("list")
-@click.option("--limit", type=int, default=25, show_default=True, help="Revisions per page, 1 to 100.")
+@click.option("--limit", type=Whole(), default=25, show_default=True, help="Revisions per page, 1 to 100.")
 @click.option("--cursor", help="Go on after an earlier page.")
+@quiet_option
 @json_option
 @click.pass_obj
-def list_(session: Session, *, limit: int, cursor: str | None) -> None:
+def list_(session: Session, *, limit: int, cursor: str | None, quiet: bool) -> None:
     """List the Revisions that your key may read, newest first."""
     with session.client() as client:
         page = client.runners.list(limit=limit, cursor=cursor)
-    session.show(page.raw, RUNNERS, *views.more(page.raw))
+    shown = [views.ids("selector")] if quiet else [RUNNERS, *views.more(page.raw)]
+    session.show(page.raw, *shown)
 
 
 @runner.command("get")
@@ -95,16 +107,33 @@ def get_(session: Session, name: str) -> None:
 def files(session: Session, selector: str, path: str | None) -> None:
     """List the files of a Revision, or print the one at PATH byte for byte."""
     with session.client() as client, suggestions(session, client, selector):
-        if path is not None and not session.json:
-            sys.stdout.buffer.write(client.runners.read_file(selector, path))
-            sys.stdout.buffer.flush()
-            return
         found = client.runners.get(selector)
         if "files" not in found.raw:
             found = client.runners.get(found.selector)
         listed = [file for file in found.raw["files"] if path is None or file["path"] == path]
+        if not listed and path is not None:
+            raise _no_such_file(found, path)
+        if path is not None and not session.json:
+            sys.stdout.buffer.write(client.runners.read_file(found.selector, path))
+            sys.stdout.buffer.flush()
+            return
     document = {"name": found.name, "revision": found.revision, "selector": found.selector, "files": listed}
     session.show(document, FILES)
+
+
+def _no_such_file(found: Runner, path: str) -> TrainshedError:
+    """The refusal of a file that a Revision does not have, with those that it has."""
+    from trainshed.sdk.errors import NotFound  # noqa: PLC0415 - click only at import time
+
+    there = [str(file["path"]) for file in found.raw["files"]]
+    near = difflib.get_close_matches(path, there, n=MAX_SUGGESTIONS) or there[:_LISTED_FILES]
+    more = "" if len(near) == len(there) else f" ({len(there)} files in all)"
+    return NotFound(
+        HTTPStatus.NOT_FOUND,
+        "NOT_FOUND",
+        f"{found.name} has no file {path!r} at {found.revision}",
+        hint=f"It has {', '.join(near)}{more}.",
+    )
 
 
 @runner.command()
@@ -112,10 +141,11 @@ def files(session: Session, selector: str, path: str | None) -> None:
 @click.option("--name", metavar="NS/NAME", help="Publish under this name instead of [runner] name.")
 @click.option("--ref", help="Commit, tag or branch to freeze; the checked-out commit by default.")
 @click.option("--visibility", type=click.Choice(VISIBILITIES), help="Who may read it (a new one: project).")
+@quiet_option
 @json_option
 @click.pass_obj
 def publish(
-    session: Session, path: Path, *, name: str | None, ref: str | None, visibility: str | None
+    session: Session, path: Path, *, name: str | None, ref: str | None, visibility: str | None, quiet: bool
 ) -> None:
     """Freeze the Runner in directory PATH of a git repository, and publish it.
 
@@ -125,10 +155,12 @@ def publish(
         published = client.runners.publish(path, name=name, ref=ref, visibility=visibility)
     for warning in published.warnings:
         session.warn(warning)
-    session.show(published.runner.raw, RUNNER)
-    session.note(
-        f"\nRun it with `{session.program} job submit --type train --runner {published.runner.selector}`."
+    session.show(published.runner.raw, _SELECTOR if quiet else RUNNER)
+    said = (
+        "This commit was published before; nothing changed." if published.published_before else "Published."
     )
+    selector = published.runner.selector
+    session.note(f"\n{said} Run it with `{session.program} job submit --type train --runner {selector}`.")
 
 
 @runner.command()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,8 +29,12 @@ class Session:
 
     program: str = "trainshed"
     json: bool = False
+    quiet: bool = False
+    """Print ids only, and nothing on stderr but refusals."""
     url: str | None = None
     project: str | None = None
+    job_id: str | None = None
+    """The Job that this command follows or waits for: it goes on whatever ends the command."""
     suggestions: list[str] = field(default_factory=list)
     """Nearest names for what was not found; shown with the refusal."""
 
@@ -42,13 +47,14 @@ class Session:
         self.out.show(document, *views)
 
     def note(self, message: str) -> None:
-        """A message to the person, on stderr; programs that read ``--json`` are not told."""
-        if not self.json:
+        """A message to the person, on stderr; programs that read ``--json`` or ids are not told."""
+        if not self.json and not self.quiet:
             click.echo(plain(message), err=True)
 
     def warn(self, message: str) -> None:
         """Something the reader has to know even when reading JSON, on stderr."""
-        click.echo(f"warning: {plain(message)}", err=True)
+        if not self.quiet:
+            click.echo(f"warning: {plain(message)}", err=True)
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:
@@ -56,7 +62,24 @@ class Session:
         from trainshed.sdk.client import Client  # noqa: PLC0415 - 60 ms that `--help` must not pay
 
         with Client(self.url, project=self.project, on_retry=self.note) as client:
+            if client.connection.source == "embedded":
+                self._warn_of_ignored_variables()
             yield client
+
+    def _warn_of_ignored_variables(self) -> None:
+        """A variable that only a start reads is of no use for the server that runs already."""
+        from trainshed.sdk import embedded  # noqa: PLC0415 - as above
+        from trainshed.sdk.home import find_home  # noqa: PLC0415 - as above
+
+        if not any(os.environ.get(name) for name in embedded.START_VARIABLES):
+            return
+        server = embedded.find(find_home())
+        for name, had in embedded.ignored_variables(server, os.environ).items() if server else ():
+            began = f"with {name}={had}" if had else f"without {name}"
+            self.warn(
+                f"{name}={os.environ[name]} has no effect: your server was started {began}. "
+                f"`{self.program} stop` ends it, and the next command starts it anew."
+            )
 
     def nearest(self, wanted: str, known: Iterable[str]) -> None:
         """Remember the names of ``known`` that ``wanted`` may have meant."""
@@ -67,18 +90,20 @@ class Session:
         if self.json:
             click.echo(json.dumps(_error_document(error, self.suggestions)), err=True)
             return
-        click.echo(f"error: {plain(str(error))}", err=True)
-        for fault in getattr(error, "faults", ()):
-            if fault.path or fault.message != error.message:
-                where = f"{fault.path}: " if fault.path else ""
-                click.echo(f"  - {plain(where + fault.message)} [{plain(fault.code)}]", err=True)
-        hidden = error.body.get("errors_not_shown") if isinstance(error, ApiError) else None
-        if hidden:
-            click.echo(f"  … and {hidden} more", err=True)
+        for line in _told(error):
+            click.echo(plain(line), err=True)
         if self.suggestions:
             click.echo(f"  did you mean {' or '.join(map(plain, self.suggestions))}?", err=True)
         if error.hint:
             click.echo(f"hint: {plain(error.hint)}", err=True)
+        self.tell_what_goes_on()
+
+    def tell_what_goes_on(self) -> None:
+        """Name the Job that this command leaves behind, and how to go on with it."""
+        if self.job_id is not None and not self.json:
+            go_on = f"`{self.program} job log {self.job_id} --follow`"
+            end = f"`{self.program} job stop {self.job_id}`"
+            click.echo(f"{self.job_id} goes on; {go_on} follows it, {end} ends it.", err=True)
 
 
 def json_option(command: F) -> F:
@@ -100,12 +125,51 @@ def json_option(command: F) -> F:
 
 def quiet_option(command: F) -> F:
     """``--quiet`` on a command whose ids a script goes on with."""
-    return click.option("--quiet", "-q", is_flag=True, help="Print ids only, one a line.")(command)
+
+    def chosen(context: click.Context, _: click.Parameter, value: bool) -> bool:  # noqa: FBT001 - click's form
+        context.find_object(Session).quiet = value  # type: ignore[union-attr] # main always sets it
+        return value
+
+    return click.option(
+        "--quiet",
+        "-q",
+        is_flag=True,
+        callback=chosen,
+        help="Print ids only, one a line, and nothing else but refusals.",
+    )(command)
 
 
 def interactive() -> bool:
     """Whether a person watches stderr, so that progress may be drawn there."""
     return sys.stderr.isatty()
+
+
+def _told(error: TrainshedError) -> Iterator[str]:
+    """The refusal: its sentence, or all its faults if there are several; each fault is said once."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for fault in getattr(error, "faults", ()):
+        places.setdefault((fault.message, fault.code), []).append(fault.path)
+    if len(places) <= 1:
+        yield f"error: {error}"
+        where = [path for path in next(iter(places.values()), []) if path]
+        if where:
+            yield f"  at {_listed(where)}"
+        return
+    code = getattr(error, "code", type(error).__name__)
+    status = f" ({error.status})" if isinstance(error, ApiError) else ""
+    told = "" if any(message == error.message for message, _ in places) else f": {error.message}"
+    yield f"error: {code}{status}{told or f': {len(places)} faults'}"
+    for (message, fault_code), paths in places.items():
+        where = [path for path in paths if path]
+        label = f" [{fault_code}]" if fault_code != code else ""
+        yield f"  - {f'{_listed(where)}: ' if where else ''}{message}{label}"
+    if hidden := isinstance(error, ApiError) and error.body.get("errors_not_shown"):
+        yield f"  … and {hidden} more"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = len(paths) - 1
+    return f"{paths[0]} (and {more} more)" if more else paths[0]
 
 
 def _error_document(error: TrainshedError, suggestions: list[str]) -> dict[str, Any]:

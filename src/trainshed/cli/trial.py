@@ -13,6 +13,7 @@ from trainshed.cli.downloads import fetch, outcome
 from trainshed.cli.exits import Exit
 from trainshed.cli.follow import log_options, show_log
 from trainshed.cli.lazy import Group
+from trainshed.cli.parameters import JOB, TRIAL, Whole
 from trainshed.cli.session import Session, json_option, quiet_option
 
 
@@ -23,9 +24,9 @@ def trial() -> None:
 
 @trial.command("list")
 @click.option("--type", "type_", metavar="TYPE", help="Only Trials of Jobs of this type.")
-@click.option("--job-id", metavar="JOB", help="Only Trials of this Job.")
+@click.option("--job-id", type=JOB, metavar="JOB", help="Only Trials of this Job.")
 @click.option("--status", metavar="WORD", help="Only Trials with this status.")
-@click.option("--limit", type=int, default=25, show_default=True, help="Trials per page, 1 to 100.")
+@click.option("--limit", type=Whole(), default=25, show_default=True, help="Trials per page, 1 to 100.")
 @click.option("--cursor", help="Go on after an earlier page.")
 @quiet_option
 @json_option
@@ -48,7 +49,7 @@ def list_(
 
 
 @trial.command("get")
-@click.argument("trial_id")
+@click.argument("trial_id", type=TRIAL)
 @json_option
 @click.pass_obj
 def get_(session: Session, trial_id: str) -> None:
@@ -59,7 +60,7 @@ def get_(session: Session, trial_id: str) -> None:
 
 
 @trial.command()
-@click.argument("trial_id")
+@click.argument("trial_id", type=TRIAL)
 @log_options
 @click.pass_obj
 def log(session: Session, /, trial_id: str, **given: Any) -> None:
@@ -77,12 +78,13 @@ def log(session: Session, /, trial_id: str, **given: Any) -> None:
             sys.stdout.buffer.flush()
             return
         job_id = client.trials.get(trial_id).job_id
+        session.job_id = job_id if given["follow"] else None
         show_log(session, client, job_id, trial=trial_id, names=False, **given)
 
 
 @trial.command()
-@click.argument("trial_id")
-@click.option("--limit", type=int, default=100, show_default=True, help="Artifacts per page, 1 to 100.")
+@click.argument("trial_id", type=TRIAL)
+@click.option("--limit", type=Whole(), default=100, show_default=True, help="Artifacts per page, 1 to 100.")
 @click.option("--cursor", help="Go on after an earlier page.")
 @json_option
 @click.pass_obj
@@ -94,7 +96,7 @@ def artifacts(session: Session, trial_id: str, *, limit: int, cursor: str | None
 
 
 @trial.command()
-@click.argument("trial_id")
+@click.argument("trial_id", type=TRIAL)
 @click.argument("names", nargs=-1)
 @click.option(
     "--to",
@@ -103,7 +105,7 @@ def artifacts(session: Session, trial_id: str, *, limit: int, cursor: str | None
     help="Folder to write into; the Trial's id by default.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace files whose content differs.")
-@click.option("--parallel", type=click.IntRange(1, 32), default=4, show_default=True, help="Files at a time.")
+@click.option("--parallel", type=Whole(1, 32), default=4, show_default=True, help="Files at a time.")
 @json_option
 @click.pass_context
 def download(
@@ -132,7 +134,7 @@ def download(
 
 
 @trial.command()
-@click.argument("trial_id")
+@click.argument("trial_id", type=TRIAL)
 @json_option
 @click.pass_obj
 def stop(session: Session, trial_id: str) -> None:

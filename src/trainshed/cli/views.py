@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from trainshed.cli.output import Fields, Pick, Sentence, Table, pick, size
+from trainshed.cli.output import (
+    Column,
+    Fields,
+    Pick,
+    Sentence,
+    Table,
+    count,
+    duration,
+    local_time,
+    pick,
+    sentence,
+    size,
+)
 
 Document = Mapping[str, Any]
+_MIB = 1 << 20
+_COMMIT = re.compile(r"@([0-9a-f]{12})[0-9a-f]{28}$")
+_UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 def gpu_text(row: Document) -> str | None:
@@ -30,8 +48,14 @@ def reason_text(row: Document) -> str | None:
             parts = [str(found[part]) for part in ("code", "message") if found.get(part)]
             if found.get("position"):
                 parts.append(f"place {found['position']} in the queue")
-            return ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
+            return sentence(": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]))
     return None
+
+
+def estimate_text(row: Document) -> str | None:
+    """When a waiting Trial starts, and what that time assumes."""
+    start = pick(row, "waiting.estimated_start_at")
+    return f"{local_time(start)}, or earlier: if what is before it takes its whole timeout" if start else None
 
 
 def artifact_size(row: Document) -> str:
@@ -39,31 +63,128 @@ def artifact_size(row: Document) -> str:
     return size(int(row.get("size") or 0))
 
 
+def resources_text(row: Document) -> str | None:
+    """The effective resources of a Trial."""
+    given = row.get("resources")
+    if not isinstance(given, Mapping):
+        return None
+    parts = [f"{given.get('gpus')} x {given.get('gpu_type')}", f"{given.get('cpus')} CPU cores"]
+    names = {"memory_mb": "memory", "storage_mb": "disk", "shm_mb": "shared memory"}
+    parts += [f"{name} {size(given[key] * _MIB)}" for key, name in names.items() if given.get(key)]
+    return ", ".join(parts)
+
+
+def attempts_text(row: Document) -> str | None:
+    """One line for each Attempt: engine, times, how it ended."""
+    lines = []
+    for each in row.get("attempts") or ():
+        start, end = each.get("started_at"), each.get("ended_at")
+        ran = f"{local_time(start)} to {local_time(end) if end else 'now'}" if start else "never started"
+        ended_by = f", ended by {each['ended_by']}" if each.get("ended_by") else ""
+        lines.append(f"{each.get('number')} on {each.get('engine')}: {ran}{ended_by}")
+    return "\n".join(lines) or None
+
+
+def usage_text(row: Document) -> str | None:
+    """What the last Attempt used."""
+    used = _last_attempt(row).get("usage") or {}
+    parts = []
+    if (memory := used.get("max_memory_mb")) is not None:
+        parts.append(f"peak memory {size(int(memory * _MIB))}")
+    if (seconds := used.get("cpu_seconds")) is not None:
+        parts.append(f"{seconds:.2f} CPU seconds")
+    if (written := used.get("log_bytes")) is not None:
+        parts.append(f"log {size(int(written))}")
+    return ", ".join(parts) or None
+
+
+def enforcement_text(row: Document) -> str | None:
+    """How each limit of the last Attempt was enforced."""
+    found = _last_attempt(row).get("enforcement") or {}
+    return ", ".join(f"{name}: {how}" for name, how in found.items()) or None
+
+
+def _last_attempt(row: Document) -> Document:
+    attempts = row.get("attempts") or [{}]
+    last: Document = attempts[-1]
+    return last
+
+
+def _trials(job: Document) -> Sequence[Document]:
+    found: Sequence[Document] = pick(job, "training.trials") or ()
+    return found
+
+
+def trial_counts(job: Document) -> str | None:
+    """How many Trials a Job has; where they differ, how many of each status."""
+    found = Counter(str(trial.get("status")) for trial in _trials(job))
+    if len(found) > 1:
+        return ", ".join(f"{number} {status}" for status, number in found.items())
+    return str(sum(found.values())) if found else None
+
+
+def job_runner(job: Document) -> str | None:
+    """The Runner of a Job's Trials; of several, the first and how many more."""
+    found = list(dict.fromkeys(_short_selector(trial) for trial in _trials(job)))
+    return f"{found[0]} and {len(found) - 1} more" if len(found) > 1 else found[0] if found else None
+
+
+def job_gpus(job: Document) -> str | None:
+    """The GPUs of all Trials of a Job together."""
+    wanted: Counter[str] = Counter()
+    for trial in _trials(job):
+        given = trial.get("resources") or {}
+        label = " simulated" if pick(trial, "gpu.simulated") else ""
+        wanted[f"{given.get('gpu_type')}{label}"] += given.get("gpus") or 0
+    return ", ".join(f"{number}x{kind}" for kind, number in wanted.items()) or None
+
+
+def job_took(job: Document) -> str | None:
+    """From the first start of a program to the end of the Job, or until now."""
+    starts = [trial["started_at"] for trial in _trials(job) if trial.get("started_at")]
+    if not starts:
+        return None
+    end = job.get("finished_at")
+    until = datetime.fromisoformat(end) if end else datetime.now(UTC)
+    took = (until - min(map(datetime.fromisoformat, starts))).total_seconds()
+    return duration(max(0.0, took))
+
+
+def short_request(job: Document) -> str | None:
+    """The request id; of one that was made up, its beginning."""
+    given = job.get("request_id")
+    match = _UUID.fullmatch(given) if isinstance(given, str) else None
+    return f"{match[1]}…" if match else given
+
+
+def _short_selector(trial: Document) -> str:
+    return _COMMIT.sub(r"@\1", str(pick(trial, "runner.selector")))
+
+
 JOBS = Table(
     (
-        ("JOB", "job_id"),
-        ("STATUS", "status"),
-        ("TRIALS", lambda row: len((row.get("training") or {}).get("trials") or ()) or None),
-        ("REQUEST", "request_id"),
-        ("CREATED", "created_at"),
-        ("FINISHED", "finished_at"),
+        Column("JOB", "job_id"),
+        Column("STATUS", "status"),
+        Column("TRIALS", trial_counts, rank=1),
+        Column("RUNNER", job_runner, rank=3),
+        Column("GPUS", job_gpus, rank=4),
+        Column("CREATED", "created_at"),
+        Column("TOOK", job_took),
+        Column("REQUEST", short_request, rank=5),
     ),
     empty="No Jobs yet. `job submit` makes one.",
 )
-TRIALS = Table(
-    (
-        ("TRIAL", "trial_id"),
-        ("NAME", "name"),
-        ("STATE", lambda row: row.get("state") or row.get("status")),
-        ("EXIT", "exit_code"),
-        ("GPU", gpu_text),
-        ("OUTPUT", "output_status"),
-        ("RELEASED", "cleanup_confirmed"),
-        ("WHY", reason_text),
-    ),
-    empty="No Trials.",
+_TRIAL_COLUMNS = (
+    Column("NAME", "name", shortest=12),
+    Column("STATE", lambda row: row.get("state") or row.get("status")),
+    Column("EXIT", "exit_code"),
+    Column("GPU", gpu_text, rank=1),
+    Column("OUTPUT", "output_status", rank=2),
+    Column("RELEASED", "cleanup_confirmed"),
+    Column("TRIAL", "trial_id", rank=3),
 )
-TRIALS_OF_JOB = Table(TRIALS.columns, empty="No Trials.", rows="training.trials")
+TRIALS = Table(_TRIAL_COLUMNS, empty="No Trials.", below=reason_text)
+TRIALS_OF_JOB = Table(_TRIAL_COLUMNS, empty="No Trials.", rows="training.trials", below=reason_text)
 JOB = Fields(
     (
         ("job", "job_id"),
@@ -81,21 +202,27 @@ TRIAL = Fields(
         ("job", "job_id"),
         ("name", "name"),
         ("status", "status"),
-        ("state", "state"),
+        ("state", lambda row: None if row.get("state") == row.get("status") else row.get("state")),
         ("why", reason_text),
+        ("estimated start", estimate_text),
         ("exit code", "exit_code"),
         ("exit signal", "exit_signal"),
         ("runner", "runner.selector"),
+        ("revision", "runner.revision"),
         ("source ref", "runner.source_ref"),
         ("snapshot", "runner.snapshot_sha256"),
         ("image", "image.resolved"),
         ("entrypoint", "entrypoint"),
         ("command", "command"),
-        ("resources", "resources"),
-        ("timeout (s)", "timeout_seconds"),
+        ("resources", resources_text),
+        ("timeout", lambda row: f"{row['timeout_seconds']} s" if row.get("timeout_seconds") else None),
         ("gpu", gpu_text),
+        ("node", "gpu.node"),
         ("output", "output_status"),
         ("released", "cleanup_confirmed"),
+        ("used", usage_text),
+        ("limits", enforcement_text),
+        ("attempts", attempts_text),
         ("tags", lambda row: row.get("tags") or None),
         ("created", "created_at"),
         ("started", "started_at"),
@@ -103,33 +230,39 @@ TRIAL = Fields(
     ),
 )
 PROBLEMS = Table(
-    (("OUTPUT", "name"), ("PROBLEM", "code"), ("DETAIL", "message")),
+    (Column("OUTPUT", "name"), Column("PROBLEM", "code")),
     empty="Every declared output was collected.",
     rows="problems",
+    below="message",
 )
 CHECKPOINTS = Table(
-    (("CHECKPOINT", "checkpoint_id"), ("TRIAL", "trial_id"), ("URI", "uri"), ("DURABLE", "durable")),
+    (
+        Column("CHECKPOINT", "checkpoint_id"),
+        Column("TRIAL", "trial_id"),
+        Column("URI", "uri", rank=1),
+        Column("DURABLE", "durable"),
+    ),
     empty="No Checkpoints.",
     rows="checkpoints",
 )
 EVENTS = Table(
     (
-        ("AT", "at"),
-        ("RESOURCE", "resource_id"),
-        ("STATUS", "status"),
-        ("CODE", "code"),
-        ("WHAT", "message"),
-        ("BY", "actor"),
+        Column("AT", "at"),
+        Column("CODE", "code"),
+        Column("STATUS", "status"),
+        Column("BY", "actor", rank=1),
+        Column("RESOURCE", "resource_id", rank=2),
     ),
     empty="No events.",
+    below=lambda row: sentence(str(row.get("message") or "")),
 )
 ARTIFACTS = Table(
     (
-        ("ARTIFACT", "artifact_id"),
-        ("NAME", "name"),
-        ("SIZE", artifact_size),
-        ("STATE", "upload_state"),
-        ("SHA256", "sha256"),
+        Column("NAME", "name"),
+        Column("SIZE", artifact_size),
+        Column("STATE", "upload_state"),
+        Column("ARTIFACT", "artifact_id", rank=1),
+        Column("SHA256", "sha256", rank=2),
     ),
     empty="No artifacts: the Runner declares no outputs, or nothing matched.",
 )
@@ -144,3 +277,12 @@ def more(page: Document) -> list[Sentence]:
     """How to get the next page, where there is one."""
     cursor = page.get("next_cursor")
     return [Sentence(lambda _: f"There are more: add `--cursor {cursor}`.")] if cursor else []
+
+
+def going(states: Mapping[str, int]) -> str:
+    """How many Trials a server has that have not ended, in words; empty for none."""
+    waiting = sum(number for state, number in states.items() if state in {"queued", "awaiting_approval"})
+    active = sum(states.values()) - waiting
+    parts = [f"{count(active, 'Trial')} going"] if active else []
+    parts += [f"{count(waiting, 'Trial')} waiting"] if waiting else []
+    return ", ".join(parts)

@@ -144,7 +144,7 @@ def _in_the_way(parent: int, target: Path, artifact: Artifact, *, overwrite: boo
     if not overwrite:
         raise LocalFileError(
             f"{target} exists with other content",
-            hint="Choose another folder, or allow overwriting (`--overwrite`).",
+            hint="Choose another folder, or replace it with `--overwrite` (`overwrite=True`).",
         )
     return False
 
