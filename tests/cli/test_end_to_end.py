@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,26 @@ def test_people_see_tables_with_everything_that_was_frozen(run, runner):
     for name in ("runner list", "runner get cli/echo", f"runner get {runner}", f"runner files {runner}"):
         assert "main.sh" in run(*name.split()).stdout, name
     assert run("runner", "files", runner, "main.sh").stdout == MAIN
+    for word in ("peak memory", "CPU seconds", "1 on local", "node", "revision", "limits"):
+        assert word in shown, word
+    assert "\nstate " not in shown, "it would say again what the status says"
+
+
+def test_publishing_the_same_commit_again_says_so(run, tmp_path):
+    repository(tmp_path / "runner", {"runner.toml": definition(), "main.sh": "true"})
+    first = run("runner", "publish", str(tmp_path / "runner"), "--name", "cli/twice")
+    again = run("runner", "publish", str(tmp_path / "runner"), "--name", "cli/twice")
+    assert "Published." in first.stderr
+    assert "was published before; nothing changed" in again.stderr
+    quiet = run("runner", "publish", str(tmp_path / "runner"), "--name", "cli/twice", "--quiet")
+    assert (quiet.stdout.startswith("cli/twice@"), quiet.stderr) == (True, "")
+    assert "cli/twice@" in run("runner", "list", "--quiet").stdout
+
+
+def test_following_a_submission_ends_with_the_proof_of_release(run):
+    done = run(*submit_options("envloop/bash@main", "--command", "true", "--follow"))
+    assert "-- Released 1 x H100" in done.stderr
+    assert re.search(r"trial-1 .* yes ", done.stdout), done.stdout
 
 
 def test_E69_waiting_for_a_job_that_fails_exits_1(run, runner, tmp_path):
@@ -196,6 +217,10 @@ def test_administration_from_project_to_revocation(run, ok, module_server, tmp_p
         ok("project", "set", "cli-team", "--gpu-hours", "none", "--priority", "2")["budget_gpu_hours"] is None
     )
     assert ok("project", "get", "cli-team")["priority"] == 2
+    shown = run("project", "set", "cli-team", "--max-gpus", "none").stdout
+    assert shown.count("unlimited") == 2
+    assert re.search(r"GPU-hours used +0\.00", shown)
+    ok("project", "set", "cli-team", "--max-gpus", "1")
     assert "cli-team" in run("project", "list").stdout
     team = ("--project", "cli-team")
     ok(*team, "member", "set", "ada", "developer")
@@ -241,7 +266,9 @@ def test_doctor_says_what_is_here_and_what_the_server_offers(run, ok, module_ser
     )
     assert found["server"]["url"] == module_server.url
     assert found["server"]["simulated"] is True
-    assert "8xH100" in run("doctor").stdout
+    shown = run("doctor").stdout
+    assert "8xH100 simulated" in shown
+    assert "(incl. simulated)" in shown
 
 
 def test_the_demo_runs_the_whole_path_and_leaves_nothing(run, tmp_path):

@@ -64,6 +64,22 @@ def test_every_fault_is_listed_with_its_path(run, fake):
     assert "\x1b" not in ran.err
 
 
+def test_one_fault_is_said_once_with_its_place(run, fake):
+    fault = {"path": "trials[0].spec.image", "code": "INVALID_TRIALS", "message": "no image"}
+    fake.routes[JOB] = Reply(422, {"code": "INVALID_TRIALS", "message": "no image", "errors": [fault]})
+    assert run(*GET).err == "error: INVALID_TRIALS (422): no image\n  at trials[0].spec.image\n"
+
+
+def test_the_same_fault_of_several_trials_is_said_once(run, fake):
+    faults = [
+        {"path": f"trials[{n}].spec.image", "code": "INVALID_TRIALS", "message": "no image"} for n in range(4)
+    ]
+    fake.routes[JOB] = Reply(422, {"code": "INVALID_TRIALS", "message": "no image", "errors": faults})
+    err = run(*GET).err
+    assert err.count("no image") == 1
+    assert "at trials[0].spec.image (and 3 more)" in err
+
+
 def test_a_program_reads_the_refusal_as_one_json_line_on_stderr(run, fake):
     body = {"code": "JOB_REQUEST_CONFLICT", "message": "m", "hint": "h", "errors": [], "differences": ["x"]}
     fake.routes[JOB] = Reply(409, body)
@@ -98,6 +114,8 @@ def test_an_unknown_runner_names_the_nearest_ones(run, fake):
         (["zzz"], "known: job, trial"),
         (["job", "get", "x", "--jsno"], "--json"),
         (["job", "get"], "JOB_ID"),
+        (["job", "get", documents.TRIAL_ID], f"see `trainshed trial get {documents.TRIAL_ID}`"),
+        (["trial", "get", documents.JOB_ID], f"see `trainshed job get {documents.JOB_ID}`"),
     ],
 )
 def test_a_mistyped_command_exits_2_and_says_what_was_meant(run, quiet, arguments, said):
@@ -128,6 +146,33 @@ def test_an_interrupt_exits_130(run, fake):
     fake.routes[JOB] = interrupt
     ran = run("job", "wait", documents.JOB_ID)
     assert ran.status == Exit.INTERRUPTED
+    assert (
+        f"{documents.JOB_ID} goes on; `trainshed job log {documents.JOB_ID} --follow` follows it" in ran.err
+    )
+    assert f"`trainshed job stop {documents.JOB_ID}` ends it" in ran.err
+
+
+def test_status_tells_by_its_exit_whether_a_server_answers(run, fake, monkeypatch):
+    fake.routes["GET /v1/me"] = Reply(body={"project_id": "p"})
+    assert run("status").status == Exit.OK
+    assert run("status", "--quiet").out == f"{fake.url}\n"
+    fake.routes["GET /v1/me"] = refusal(401, "AUTHENTICATION_REQUIRED")
+    assert run("status").status == Exit.ACCESS
+    fake.routes["GET /v1/me"] = DROP
+    assert run("status").status == Exit.UNAVAILABLE
+    monkeypatch.delenv("TRAINSHED_URL")
+    assert run("status").status == Exit.UNAVAILABLE
+
+
+def test_a_file_that_a_runner_does_not_have_is_answered_with_those_it_has(run, fake):
+    revision = {"name": "a/b", "revision": "0" * 40, "files": [{"path": "main.sh"}, {"path": "runner.toml"}]}
+    fake.routes |= {
+        "GET /v1/runners/a/b": Reply(body={**revision, "refs": {"main": "0" * 40}}),
+        f"GET /v1/runners/a/b/{'0' * 40}": Reply(body=revision),
+    }
+    ran = run("runner", "files", "a/b@main", "zzz.py")
+    assert ran.status == Exit.NOT_FOUND
+    assert "It has main.sh, runner.toml." in ran.err
 
 
 def test_every_exit_status_has_a_meaning():

@@ -170,6 +170,10 @@ def test_what_is_no_object_is_left_for_the_server_to_name(run, accepting, tmp_pa
         (["--spec", "TWICE"], "twice"),
         (["--spec", "LIST"], "one JSON object"),
         (["--runner", "a/b@c", "surplus"], "surplus"),
+        (["--runner", "a/b@c", "--gpu", "0"], "0 is not a whole number of at least 1"),
+        (["--runner", "a/b@c", "--trials", "x"], "'x' is not a whole number from 1 to 16"),
+        (["--runner", "a/b@c", "--wait", "--wait-timeout", "soon"], "number of seconds"),
+        (["--runner", "a/b@c", "--quiet", "--follow"], "give one of them"),
     ],
 )
 def test_E14_E39_E40_E87_a_usage_error_exits_2_and_sends_nothing(run, accepting, tmp_path, arguments, said):
@@ -228,6 +232,59 @@ def test_waiting_gives_up_after_the_time_given(run, accepting):
     ran = run("job", "submit", "--runner", "a/b@main", "--wait", "--wait-timeout", "0.1")
     assert ran.status == 8
     assert "goes on" in ran.err
+
+
+@pytest.mark.parametrize(
+    "fault", [DROP, refusal(503, "DATABASE_UNAVAILABLE"), refusal(500, "INTERNAL_ERROR")]
+)
+@pytest.mark.parametrize("how", ["--wait", "--follow"])
+def test_waiting_gives_up_after_the_time_given_also_while_the_server_fails(run, accepting, fault, how):
+    accepting.routes |= {JOB: fault, LOGS: fault}
+    ran = run("job", "submit", "--runner", "a/b@main", how, "--wait-timeout", "0.002")
+    assert ran.status == 8
+    assert f"{documents.JOB_ID} goes on; `trainshed job log {documents.JOB_ID} --follow`" in ran.err
+
+
+def test_a_server_that_always_fails_ends_waiting_and_is_told_of_once(run, accepting):
+    accepting.routes[JOB] = refusal(500, "INTERNAL_ERROR")
+    ran = run("job", "submit", "--runner", "a/b@main", "--wait")
+    assert ran.status == 7
+    assert ran.err.count("trying again") == 1
+    assert "goes on" in ran.err
+
+
+def test_the_final_table_waits_a_moment_for_the_proof_of_release(run, accepting):
+    held = documents.job("completed", [documents.trial(cleanup_confirmed=False)])
+    accepting.routes[JOB] = in_turn(Reply(body=held), Reply(body=held), Reply(body=documents.job()))
+    accepting.routes[RESULT] = Reply(body=documents.job(checkpoints=[]))
+    assert run("job", "submit", "--runner", "a/b@main", "--wait").status == 0
+    assert len(accepting.asked(JOB)) == 3
+
+
+def test_following_prints_what_the_platform_did_after_the_end_of_the_log(run, accepting):
+    late = documents.record(2, "Released 1 x H100.", source="system", stream=None)
+
+    def log(request):
+        asked = [late] if request.query["source"] == "system" else [documents.record(1)]
+        return Reply(body=documents.log_page(asked, None))
+
+    accepting.routes |= {LOGS: log, JOB: Reply(body=documents.job()), RESULT: Reply(body=documents.job())}
+    ran = run("job", "submit", "--runner", "a/b@main", "--follow")
+    assert ran.status == 0
+    assert "-- Released 1 x H100." in ran.err
+
+
+def test_E24_a_replay_says_that_nothing_new_was_started(run, fake):
+    fake.routes[SUBMIT] = Reply(200, documents.job("queued"))
+    ran = run("job", "submit", "--runner", "a/b@main")
+    assert "was accepted before (1 Trial): the same Job" in ran.err
+
+
+@pytest.mark.parametrize("more", [[], ["--wait"]])
+def test_quiet_prints_the_id_and_nothing_else(run, accepting, more):
+    accepting.routes |= {JOB: in_turn(DROP, Reply(body=documents.job())), RESULT: Reply(body=documents.job())}
+    ran = run("job", "submit", "--runner", "a/b@main", "--quiet", *more)
+    assert (ran.status, ran.out, ran.err) == (0, f"{documents.JOB_ID}\n", "")
 
 
 def test_following_prints_the_log_and_then_the_result(run, accepting):

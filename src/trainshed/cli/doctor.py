@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from trainshed.cli.output import Column, Fields, Table, size
+from trainshed.cli.output import Column, Fields, Table, count, size
 from trainshed.cli.session import Session, json_option
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
@@ -264,6 +264,6 @@ def _amounts(node: Mapping[str, Any], which: str) -> str:
     """Amounts of a node; simulated GPUs bring CPU, memory and disk that exist in the accounting only."""
     given = node.get(which) or {}
     names = {"memory_mb": "memory", "storage_mb": "disk", "shm_mb": "shared memory"}
-    parts = [f"{given.get('gpus')} GPUs", f"{given.get('cpus')} CPU cores"]
+    parts = [count(given.get("gpus") or 0, "GPU"), count(given.get("cpus") or 0, "CPU core")]
     parts += [f"{size(given[key] << 20)} {name}" for key, name in names.items() if given.get(key)]
     return ", ".join(parts) + (" (incl. simulated)" if node.get("simulated") else "")

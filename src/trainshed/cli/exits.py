@@ -45,7 +45,8 @@ MEANINGS: dict[Exit, str] = {
     Exit.ACCESS: "No valid key (401), or the key may not do this (403).",
     Exit.NOT_FOUND: "There is no such thing, or this key may not see it (404, 410).",
     Exit.CONFLICT: "It collides with what is there (409, 412).",
-    Exit.UNAVAILABLE: "The server cannot answer now: no connection, 5xx or 429, after automatic retries.",
+    Exit.UNAVAILABLE: "The server cannot answer now: no connection, 5xx or 429, after automatic retries; "
+    "`status`: nothing answers.",
     Exit.TIMEOUT: "The time given for waiting ran out; the Job goes on.",
     Exit.INTERRUPTED: "Interrupted with Ctrl-C; the Job goes on.",
 }

@@ -29,7 +29,9 @@ def log_options(command: F) -> F:
     """Every option of a log command, the same for Jobs and Trials."""
     options = (
         click.option("--follow", "-f", is_flag=True, help="Go on until the end of the log."),
-        click.option("--tail", type=Whole(1, 1000), metavar="N", help="Begin N records from the end."),
+        click.option(
+            "--tail", type=Whole(1, 1000), metavar="N", help="Begin N records (1 to 1000) from the end."
+        ),
         click.option(
             "--source",
             type=click.Choice(["all", "system", "runtime"]),
@@ -105,7 +107,7 @@ def print_log(
             seen.add(record.id)
     if release_of is not None and records.last is not None and records.last.eof:
         for record in _about_release(client, release_of, trial):
-            if record.id not in seen:
+            if record.source == "system" and record.id not in seen:
                 printer.print(record)
     printer.finish()
     last = records.last

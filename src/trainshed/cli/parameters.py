@@ -59,11 +59,11 @@ class IdOf(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
+        program = ctx.find_root().info_name if ctx else "trainshed"
         for prefix, kind, command in self._KINDS:
             if text.startswith(prefix) and kind != self.kind:
-                self.fail(
-                    f"{text} is a {kind}, and a {self.kind} is meant here; see `{command} {text}`", param, ctx
-                )
+                said = f"{text} is a {kind}, and a {self.kind} is meant here"
+                self.fail(f"{said}; see `{program} {command} {text}`", param, ctx)
         return text
 
 

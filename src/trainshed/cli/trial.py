@@ -105,7 +105,7 @@ def artifacts(session: Session, trial_id: str, *, limit: int, cursor: str | None
     help="Folder to write into; the Trial's id by default.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace files whose content differs.")
-@click.option("--parallel", type=Whole(1, 32), default=4, show_default=True, help="Files at a time.")
+@click.option("--parallel", type=Whole(1, 32), default=4, show_default=True, help="Files at a time, 1 to 32.")
 @json_option
 @click.pass_context
 def download(

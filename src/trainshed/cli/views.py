@@ -68,7 +68,7 @@ def resources_text(row: Document) -> str | None:
     given = row.get("resources")
     if not isinstance(given, Mapping):
         return None
-    parts = [f"{given.get('gpus')} x {given.get('gpu_type')}", f"{given.get('cpus')} CPU cores"]
+    parts = [f"{given.get('gpus')} x {given.get('gpu_type')}", count(given.get("cpus") or 0, "CPU core")]
     names = {"memory_mb": "memory", "storage_mb": "disk", "shm_mb": "shared memory"}
     parts += [f"{name} {size(given[key] * _MIB)}" for key, name in names.items() if given.get(key)]
     return ", ".join(parts)

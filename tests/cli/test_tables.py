@@ -1,0 +1,105 @@
+"""Tables: what fits stays beside its row, what does not moves below it, nothing is lost."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from support import documents
+from trainshed.cli import views
+from trainshed.cli.output import Table, duration
+from trainshed.cli.tables import Line, Shape, lay_out, text_width
+
+
+def printed(line: Line) -> str:
+    return line.below or "".join(text + padding for text, padding in line.cells).rstrip()
+
+
+def drawn(columns, rows, notes=None, width=None):
+    return [printed(line) for line in lay_out(columns, rows, notes or [""] * len(rows), width)]
+
+
+def test_without_a_terminal_nothing_is_cut_or_moved():
+    columns = [Shape("A", shortest=2), Shape("B", rank=1)]
+    assert drawn(columns, [["x" * 200, "y"]]) == ["A" + " " * 201 + "B", "x" * 200 + "  y"]
+
+
+def test_what_does_not_fit_moves_below_its_row_with_its_label():
+    columns = [Shape("ID"), Shape("SHA", rank=2), Shape("SIZE", rank=1)]
+    assert drawn(columns, [["a", "f" * 20, "1"]], width=28) == ["ID  SIZE", "a   1", "    SHA " + "f" * 20]
+
+
+def test_a_long_name_is_cut_before_a_column_moves():
+    columns = [Shape("ID"), Shape("NAME", shortest=6), Shape("SIZE", rank=1)]
+    assert drawn(columns, [["a", "long-long-name", "1"]], width=20) == [
+        "ID  NAME        SIZE",
+        "a   long-long…  1",
+    ]
+
+
+def test_a_reason_stands_on_a_line_of_its_own():
+    lines = drawn([Shape("ID")], [["a"], ["b"]], ["why it waits for something", ""], width=20)
+    assert lines == ["ID", "a", "    why it waits for", "    something", "b"]
+
+
+@hypothesis.given(
+    shapes=st.lists(
+        st.builds(Shape, st.just("LABEL"), st.integers(0, 3), st.just(0)), min_size=1, max_size=5
+    ),
+    words=st.lists(
+        st.text(st.characters(codec="ascii", categories=["L"]), min_size=1, max_size=30), min_size=5
+    ),
+    width=st.integers(20, 120),
+)
+def test_nothing_that_is_never_cut_is_lost_at_any_width(shapes, words, width):
+    shapes = [Shape("FIRST"), *shapes]
+    row = (words * 2)[: len(shapes)]
+    text = "\n".join(drawn(shapes, [row], width=width))
+    assert all(word in text for word in row)
+
+
+def test_wide_letters_are_counted_as_two():
+    assert text_width("aé日") == 4
+    assert drawn([Shape("A"), Shape("B")], [["日", "x"], ["ab", "y"]])[1:] == ["日  x", "ab  y"]
+
+
+@pytest.mark.parametrize(
+    "table", [views.JOBS, views.TRIALS, views.EVENTS, views.ARTIFACTS], ids=lambda t: t.empty
+)
+def test_tables_of_people_fit_80_columns(table: Table):
+    shapes = [Shape(each.label, each.rank, each.shortest) for each in table.columns]
+    rows = [
+        [documents.TRIAL_ID if each.label in {"TRIAL", "RESOURCE"} else "x" * 9 for each in table.columns]
+    ]
+    rows[0][0] = documents.JOB_ID if table is views.JOBS else "name"
+    for line in lay_out(shapes, rows, [""], 80):
+        assert text_width(printed(line)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.25, "0.2 s"), (59.9, "59.9 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")]
+)
+def test_durations_are_short(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_why_and_when_are_told_in_local_time_without_the_form_of_the_wire():
+    at = "2026-01-02T03:04:05+00:00"
+    waiting = {"code": "GPUS_BUSY", "message": f"expected by {at}", "position": 2, "estimated_start_at": at}
+    row = documents.trial(status="queued", error=None, waiting=waiting)
+    assert "T03" not in views.reason_text(row)
+    assert "place 2 in the queue" in views.reason_text(row)
+    assert "T03" not in views.estimate_text(row)
+
+
+def test_a_job_is_shown_with_runner_gpus_counts_and_a_short_request_id():
+    job = documents.job(
+        trials=[documents.trial(), documents.trial(status="failed")],
+        request_id="cc305845-b5f2-4643-b6e6-0a543b6f551a",
+    )
+    assert views.trial_counts(job) == "1 succeeded, 1 failed"
+    assert views.job_gpus(job) == "2xH100 simulated"
+    assert views.job_runner(job) == "a/b@main"
+    assert views.job_took(job) == "0.0 s"
+    assert views.short_request(job) == "cc305845…"
