@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import shlex
@@ -17,6 +18,9 @@ import pytest
 from trainshed.cli.completion import SHELLS
 from trainshed.cli.main import COMMANDS, root
 from trainshed.cli.reference import commands, with_reference
+from trainshed.model import submission
+from trainshed.model.resources import simulated_share
+from trainshed.policy.effective import ServerPolicy
 
 DOCS = Path(__file__).parents[2] / "docs"
 PRINTS_NO_DATA = {"serve", "completion"}
@@ -123,6 +127,70 @@ def test_the_modules_of_commands_import_no_server_room_at_their_top():
         assert not found or path.stem in {"serve", "demo", "doctor"}, path.name
         top = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
         assert not found & top, path.name
+
+
+def request_fields():
+    """Field -> option column of the table of request fields."""
+    table = (DOCS / "requests.md").read_text().split("<!-- begin request fields -->")[1].split("<!-- end")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.strip().splitlines()[2:]
+    ]
+    return {row[0].strip("`"): row for row in rows}
+
+
+def test_the_table_of_request_fields_lists_every_key_that_a_request_may_hold():
+    expected = {
+        *submission.ROOT_KEYS,
+        *(f"trials[].{key}" for key in submission.TRIAL_KEYS),
+        *(f"spec.{key}" for key in (*submission.SPEC_KEYS, "resources")),
+        *(f"spec.resources.{key}" for key in submission.RESOURCE_KEYS),
+    }
+    assert set(request_fields()) == expected
+
+
+def test_the_table_of_request_fields_names_every_option_and_the_limits_of_the_code():
+    options = {
+        option for each in root.get_command(None, "job").commands["submit"].params for option in each.opts
+    }
+    named = {option for row in request_fields().values() for option in re.findall(r"`(--[a-z-]+)`", row[-1])}
+    not_of_the_request = {"--spec", "--wait", "--follow", "--wait-timeout", "--quiet", "-q", "--json"}
+    assert named == options - not_of_the_request
+    rows = {field: " ".join(row) for field, row in request_fields().items()}
+    policy = ServerPolicy()
+    for field, figure in (
+        ("trials", submission.MAX_TRIALS),
+        ("request_id", submission.MAX_REQUEST_ID_CHARS),
+        ("trials[].name", submission.MAX_NAME_CHARS),
+        ("spec.command", submission.MAX_COMMAND_BYTES),
+        ("spec.tags", submission.MAX_TAGS),
+        ("spec.tags", submission.MAX_TAG_VALUE_CHARS),
+        ("spec.tags", submission.TAG_KEY.pattern),
+        ("spec.timeout_seconds", policy.timeout_seconds),
+        ("spec.timeout_seconds", f"{policy.max_timeout_seconds // 86400} days"),
+        *(
+            (f"spec.resources.{key}", getattr(policy, key))
+            for key in ("cpus", "memory_mb", "storage_mb", "shm_mb")
+        ),
+    ):
+        assert str(figure) in rows[field], field
+
+
+def test_the_example_of_a_request_is_one():
+    example = (DOCS / "requests.md").read_text().split("```json\n")[1].split("```")[0]
+    assert submission.parse_submission(json.loads(example)).trials[0].name == "small"
+
+
+def test_what_simulated_gpus_bring_along_is_told_as_it_is():
+    share = simulated_share(1)
+    told = (
+        f"{share.cpus} CPU cores",
+        f"{share.memory_mb // 1024} GiB of memory",
+        f"{share.storage_mb // 1024} GiB of disk",
+        f"{share.shm_mb // 1024} GiB of shared memory",
+    )
+    for place in (DOCS / "getting-started.md", DOCS / "scheduling.md", DOCS / "cli.md"):
+        text = " ".join(place.read_text().split())
+        assert all(words in text for words in told), place.name
 
 
 def documented_commands():

@@ -15,6 +15,7 @@ from support.leftovers import processes_of
 from support.waiting import wait_until
 
 README = Path(__file__).parents[2] / "README.md"
+GETTING_STARTED = README.parent / "docs" / "getting-started.md"
 PERSON = {
     "GIT_AUTHOR_NAME": "Ada",
     "GIT_AUTHOR_EMAIL": "ada@example.invalid",
@@ -41,10 +42,11 @@ def environment(tmp_path):
     subprocess.run(["trainshed", "stop"], env={**kept, **own}, check=True, capture_output=True)
 
 
-def test_the_tour_works_as_written_and_leaves_nothing(tmp_path, environment):
+def run_as_written(script: str, folder: Path, environment: dict[str, str]) -> str:
+    """What the commands print on stdout; none of them may fail."""
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", tour()],
-        cwd=tmp_path,
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
@@ -52,14 +54,30 @@ def test_the_tour_works_as_written_and_leaves_nothing(tmp_path, environment):
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n--- stderr\n{done.stderr}"
-    assert "hello from trial-1, GPU 0" in done.stdout
-    assert "tour/first@" in done.stdout
-    assert "[a] step 5: estimate" in done.stdout
-    assert "from Python\ncompleted\n" in done.stdout
-    assert done.stdout.rstrip().endswith("Stopped; running Jobs go on.")
+    return done.stdout
+
+
+def test_the_copy_of_the_digits_and_the_call_over_http_work_as_written(tmp_path, environment):
+    page = GETTING_STARTED.read_text()
+    digits = re.search(r"^((?: {4}.+\n)+)", page.split("publish a copy of what was installed:\n\n")[1])[1]
+    over_http = page.split("### The same over HTTP\n")[1].split("```sh\n")[1].split("```")[0]
+    simulated = {**environment, "TRAINSHED_SIMULATE_GPUS": "H100:2"}
+    out = run_as_written(f"{digits}\n{over_http}", tmp_path, simulated)
+    assert out.count("held-out accuracy") == 24
+    (job,) = json.loads(out[out.rindex('{"items"') :])["items"]
+    assert job["status"] == "completed"
+
+
+def test_the_tour_works_as_written_and_leaves_nothing(tmp_path, environment):
+    out = run_as_written(tour(), tmp_path, environment)
+    assert "hello from trial-1, GPU 0" in out
+    assert "tour/first@" in out
+    assert "[a] step 5: estimate" in out
+    assert "from Python\ncompleted\n" in out
+    assert out.rstrip().endswith("Stopped. No Trial was going or waiting.")
     estimate = json.loads((tmp_path / "first-runner/fetched/results/estimate.json").read_text())["estimate"]
     assert 2.5 < estimate < 3.5
-    jobs = set(re.findall(r"^job\s+(job_\w+)", done.stdout, re.MULTILINE))
+    jobs = set(re.findall(r"^job\s+(job_\w+)", out, re.MULTILINE))
     assert len(jobs) == 2, "the same request id is one Job"
     assert not (tmp_path / "home/server/server.json").exists()
     wait_until(lambda: not processes_of(tmp_path), 10, "every process of the tour to be gone")
