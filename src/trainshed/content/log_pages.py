@@ -61,6 +61,8 @@ class Output:
     """Retention has removed it."""
     dropped_bytes: int = 0
     """How many bytes were not kept in all, where that is known already."""
+    lost: bool = False
+    """Whoever read its output vanished: what was written last may be missing, nobody knows how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +336,7 @@ def _state(output: Output, reader: LogReader, place: Place, *, has_more: bool) -
     if not reader.exists:
         return SourceState(output, "unavailable", dropped, "the file with its output is gone")
     read_whole = not has_more
-    if not (reader.ended if read_whole else reader.has_end()):
+    if output.lost or not (reader.ended if read_whole else reader.has_end()):
         return SourceState(
             output, "partial", dropped, "the end of its output was lost; what is shown is the beginning"
         )

@@ -25,6 +25,7 @@ from trainshed.content.logs import Position
 from trainshed.jobkit.frames import STREAM_NAMES
 from trainshed.model.errors import Refusal
 from trainshed.model.states import TERMINAL, State
+from trainshed.policy.retry import Ending
 from trainshed.server.cursors import CursorFault, CursorSeal
 from trainshed.server.follow import RECHECK_SECONDS, Follower
 from trainshed.server.pages import bounded_number
@@ -205,6 +206,7 @@ class JobLog:
             ended=attempt.ended_at is not None or trial.state in TERMINAL,
             deleted=attempt.log_deleted_at is not None,
             dropped_bytes=int(usage.get("dropped_log_bytes", 0)),
+            lost=attempt.ended_by == Ending.LOST,
         )
 
     def _stat(self) -> tuple[int, ...]:

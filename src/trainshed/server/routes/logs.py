@@ -14,6 +14,7 @@ from trainshed.content.logs import LogReader
 from trainshed.jobkit.frames import STDERR, STDOUT
 from trainshed.model.errors import Refusal
 from trainshed.model.states import TERMINAL
+from trainshed.policy.retry import Ending
 from trainshed.server.cursors import CursorSeal
 from trainshed.server.documents import Param
 from trainshed.server.endpoints import Call, Operation, Routes
@@ -211,7 +212,9 @@ def read_raw(call: Call, trial_id: str) -> Response:
     except OSError as error:
         raise Refusal.of("LOG_STORAGE_UNAVAILABLE", f"cannot read the log: {error.strerror}") from error
     complete = trial.state in TERMINAL and all(
-        reader.has_end() for reader, attempt in zip(readers, attempts, strict=True) if attempt.started_at
+        reader.has_end() and attempt.ended_by != Ending.LOST
+        for reader, attempt in zip(readers, attempts, strict=True)
+        if attempt.started_at
     )
 
     def pieces() -> Iterator[bytes]:
