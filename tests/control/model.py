@@ -36,6 +36,7 @@ class Program:
     """A stop was accepted before it had ended."""
     last_seen: Any = None
     """Everything about it, once it has ended."""
+    attempts: int = 0
 
 
 @dataclass
@@ -106,6 +107,7 @@ class Model:
             self._check_trial(trial, events[trial.id])
         for job, states in by_job.items():
             assert statuses[job] == self.status(job, states)
+        self._check_access(trials, allocations)
         self._check_amounts(trials, [a for a in allocations if a.state != "released"], used)
         self._check_starts(allocations, world)
 
@@ -137,6 +139,14 @@ class Model:
             program = self.programs[trial.id]
             program.last_seen = program.last_seen or trial
             assert trial == program.last_seen, "terminal is terminal"
+
+    def _check_access(self, trials: Sequence[Trial], allocations: Sequence[Allocation]) -> None:
+        """Reading A2: nothing is opened for a project that may not read the Runner any more."""
+        for trial in trials:
+            opened = sum(allocation.trial_id == trial.id for allocation in allocations)
+            program = self.programs[trial.id]
+            assert opened == program.attempts or self.readable.get(trial.project_id, True)
+            program.attempts = opened
 
     def _check_amounts(
         self, trials: Sequence[Trial], held: Sequence[Allocation], used: Mapping[str, float]

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from support.http import Http
 from support.server import ServerProcess
 
 BASH = "envloop/bash@main"
@@ -35,3 +36,13 @@ def artifact_names(server: ServerProcess, trial_id: str) -> list[str]:
     answer = server.http().get(f"/v1/trials/{trial_id}/artifacts")
     assert answer.status == 200, answer.body
     return sorted(item["name"] for item in answer.json["items"] if item["upload_state"] == "uploaded")
+
+
+def new_project(server: ServerProcess, project_id: str, **limits: Any) -> Http:
+    """Make a project with these limits, and answer as its developer."""
+    owner = server.http()
+    made = owner.post("/v1/admin/projects", {"project_id": project_id, **limits})
+    assert made.status == 201, made.body
+    key = owner.post(f"/v1/admin/projects/{project_id}/keys", {"label": "developer", "role": "developer"})
+    assert key.status == 201, key.body
+    return server.http(key.json["key"])
