@@ -364,3 +364,13 @@ class EngineConformance:
         assert observation.exit is not None
         assert (observation.exit.code, observation.exit.ended_by) == (None, EndedBy.NOT_STARTED)
         assert "no-such-program" in observation.exit.detail
+
+    # Rule 10: force
+
+    def test_P6_a_kill_settles_a_running_attempt_and_keeps_its_outputs(self, harness: Harness) -> None:
+        harness.engine.launch(harness.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
+        harness.running("attempt-1")
+        harness.engine.kill("attempt-1")
+        assert harness.until("attempt-1", SETTLED).phase in {Phase.EXITED, Phase.LOST}
+        assert harness.engine.work_directory("attempt-1").is_dir()
+        assert harness.engine.release("attempt-1").confirmed

@@ -192,6 +192,6 @@ def test_an_idle_attempt_costs_little_memory(local: LocalHarness) -> None:
         pid = local.shim_pid(name)
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
         private.append(sum(int(line.split()[1]) for line in lines if line.startswith("Private_")))
-    # Reference counts of CPython before 3.12 unshare pages that later versions keep shared.
-    most = 1024 if sys.version_info >= (3, 12) else 1536
+    # CPython 3.11 counts references to None and to small numbers, and counts calls inside bytecode.
+    most = 1024 if sys.version_info >= (3, 12) else 1360
     assert sorted(private)[len(private) // 2] < most

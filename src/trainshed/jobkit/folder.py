@@ -24,6 +24,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import struct
 
 LAUNCH, STOP, STARTED, EXIT = "launch.json", "stop.json", "started.json", "exit.json"
@@ -34,6 +35,8 @@ _FLOCK = struct.Struct("@hhqqi4x")
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
 
 _RECORD_TO_BE = ".exit.json"
+_MOST_BYTES = 64 << 20
+"""A launch of ten thousand files is a few MiB."""
 _RECORD_BYTES, _RESERVE_BYTES = 1 << 12, 1 << 13
 
 TYPE_CHECKING = False
@@ -90,14 +93,29 @@ def create_durably(folder: StrPath, name: str, content: bytes) -> None:
 
 
 def read(folder: StrPath, name: str) -> Json | None:
-    """The content of ``name``; ``None`` if there is none, empty if it is torn."""
+    """The content of ``name``; ``None`` if there is none, empty if it is torn or nothing of ours.
+
+    The program runs as the same user and may put anything in this place: a FIFO must not make us wait, a
+    link not lead us away, and nothing may be read without bound.
+    """
     try:
-        with open(os.path.join(folder, name), "rb") as file:
-            content = json.loads(file.read() or b"{}")
+        fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError:
+    except OSError:
         return {}
+    try:
+        size = os.fstat(fd).st_size
+        if not stat.S_ISREG(os.fstat(fd).st_mode) or size > _MOST_BYTES:
+            return {}
+        data = b""
+        while len(data) < size and (piece := os.read(fd, size - len(data))):
+            data += piece
+        content = json.loads(data or b"{}")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    finally:
+        os.close(fd)
     return content if isinstance(content, dict) else {}
 
 
@@ -127,20 +145,27 @@ def acquire(folder: StrPath) -> int | None:
 def holder(folder: StrPath) -> int | None:
     """The process id that the last holder of the lock wrote into it."""
     try:
-        with open(os.path.join(folder, LOCK), "rb") as file:
-            return int(file.readline())
+        fd = os.open(os.path.join(folder, LOCK), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return int(os.read(fd, 32))
     except (OSError, ValueError):
         return None
+    finally:
+        os.close(fd)
 
 
 def is_held(folder: StrPath) -> bool:
     """Whether a process holds the lock. Looks without touching: it disturbs nobody who acquires."""
     try:
-        fd = os.open(os.path.join(folder, LOCK), os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+        fd = os.open(os.path.join(folder, LOCK), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
         return False
     try:
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
+    except OSError:
+        return False  # something else stands in its place, which nobody can lock
     finally:
         os.close(fd)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)

@@ -79,7 +79,7 @@ class _Server:
 
     def _fork(self, path: str, group: str, notify: str) -> None:
         try:
-            pid = os.fork()
+            pid = linux.fork()
         except OSError:
             sys.excepthook(*sys.exc_info())  # the engine asks again for what does not start
             return

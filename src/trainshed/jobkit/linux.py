@@ -75,20 +75,29 @@ def may_mount() -> bool:
     return False
 
 
+def fork() -> int:
+    """Fork as ``os.fork`` does, without what CPython does in the child to make up for other threads.
+
+    That writes to a hundred kilobytes of pages which else stay shared. For processes of one thread,
+    whose children end by ``exec`` or ``os._exit``: this holds for the two functions below, too.
+    """
+    try:
+        return _clone(0, signal.SIGCHLD, 0)
+    except OSError:  # an older kernel or a sandbox
+        return os.fork()
+
+
 def fork_into(group: int) -> int:
-    """Fork, with the child born in the version 2 group open as ``group``. For processes of one thread.
+    """Fork, with the child born in the version 2 group open as ``group``.
 
     Moving a process later waits for an RCU grace period, often ten milliseconds; being born there
-    costs nothing. The child must end by ``exec`` or ``os._exit``: no at-fork handler runs in it.
+    costs nothing.
     """
     return _clone(_CLONE_INTO_CGROUP, signal.SIGCHLD, group)
 
 
 def fork_sibling() -> int:
-    """Fork a process whose parent is ours. As with `fork_into`, for processes of one thread.
-
-    It signals its end as we signal ours.
-    """
+    """Fork a process whose parent is ours. It signals its end as we signal ours."""
     return _clone(_CLONE_PARENT, 0, 0)
 
 

@@ -200,6 +200,8 @@ class _Attempt:
         if not self._reason and now >= self._timeout_at:
             self._begin_end(TIMEOUT, ready.grace)
         if not self._reason and now >= self._disk_at:
+            # A program can take the FIFO away that tells of a stop; the request itself still stands.
+            self._obey(ready)
             self._look_at_disk(ready.storage_bytes)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_tree(self._group())
