@@ -33,6 +33,8 @@ LOOK_AT_ALL_SECONDS = 2.0
 SWEEP_SECONDS = 30.0
 RETENTION_SECONDS = 60.0
 _PAUSE_AFTER_ERROR = 1.0
+_GATHER_SECONDS = 0.005
+"""Least time between the begins of two steps that hints ask for: what comes meanwhile shares one."""
 _THREADS = 4
 _RETIRED_AT_ONCE = 100
 
@@ -130,10 +132,19 @@ class Controller:
     def _run(self) -> None:
         changed: set[str] = set()
         again = False
+        begun = float("-inf")
         while not self._stopping.is_set():
             try:
-                changed |= self._engine.changed(0.0 if again or not self.ready.is_set() else self._pause())
+                if again or not self.ready.is_set():
+                    changed |= self._engine.changed(0.0)
+                else:
+                    changed |= self._engine.changed(self._pause())
+                    # A first hint is followed at once; a burst of them makes few steps, and few commits.
+                    if (early := begun + _GATHER_SECONDS - time.monotonic()) > 0:
+                        self._stopping.wait(early)
+                        changed |= self._engine.changed(0.0)
                 self._hint.clear()
+                begun = time.monotonic()
                 again = self.step(changed, everything=False)
                 changed = set()
             except DatabaseUnavailable as error:
