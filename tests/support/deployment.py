@@ -226,6 +226,14 @@ class Deployment:
         )
         self.database.write(lambda connection: access.create_project(connection, made))
 
+    def change_project(self, project_id: str, **values: Any) -> None:
+        self.database.write(lambda connection: access.update_project(connection, project_id, values))
+
+    def withdraw(self, selector: str) -> None:
+        """Make a Revision unreadable for everybody."""
+        name, revision = selector.split("@")
+        self.database.write(lambda connection: runners.withdraw(connection, name, revision, at=self.now()))
+
     def publish(
         self,
         script: str = "true\n",
