@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import insert, select, text
-from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
 
 from trainshed.store import settings
 from trainshed.store.database import Database, DatabaseFull, DatabaseUnavailable
@@ -174,10 +176,50 @@ def test_P1_the_embedded_database_flushes_every_commit(tmp_path):
     database.close()
 
 
-def test_a_statement_that_the_database_does_not_know_is_the_database_not_answering(database):
-    with pytest.raises((DatabaseUnavailable, ProgrammingError), match="nowhere"):
+def test_a_statement_that_the_database_does_not_know_is_no_outage_of_it(database):
+    with pytest.raises((OperationalError, ProgrammingError), match="nowhere"):
         database.write(lambda c: c.execute(text("INSERT INTO nowhere VALUES (1)")))
+    with pytest.raises((OperationalError, ProgrammingError), match="nowhere"), database.read() as connection:
+        connection.execute(text("SELECT * FROM nowhere"))
     database.write(put("still here"))
+
+
+def test_a_value_that_the_database_cannot_hold_is_no_outage_of_it(postgres):
+    url = postgres.create_database("values")
+    database = Database(url)
+    try:
+        database.write(lambda c: c.execute(text("CREATE TABLE t (v text PRIMARY KEY)")))
+        random = "".join(chr(33 + byte % 90) for byte in os.urandom(20_000))
+        for value in ("a\0b", random):  # PostgreSQL holds no NUL, and no index row of 20 kB
+            with pytest.raises(DBAPIError):
+                database.write(lambda c, v=value: c.execute(text("INSERT INTO t VALUES (:v)"), {"v": v}))
+    finally:
+        database.close()
+        postgres.drop_database("values")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_database_file_that_was_moved_away_is_noticed_and_not_made_anew(tmp_path, *, replaced: bool):
+    path = tmp_path / "db.sqlite"
+    database = Database(f"sqlite:///{path}")
+    migrate(database.engine)
+    database.write(put("before"))
+    database.check_file()
+    path.rename(tmp_path / "away.sqlite")
+    if replaced:
+        path.touch()
+    with pytest.raises(DatabaseUnavailable, match="moved or replaced"):
+        database.check_file()
+    with pytest.raises(DatabaseUnavailable, match="moved or replaced"):
+        database.write(put("lost"))
+    with contextlib.ExitStack() as stack, pytest.raises(DatabaseUnavailable):
+        for _ in range(3):  # more readers at once than have read before: connections are made
+            stack.enter_context(database.read())
+    assert path.exists() is replaced
+    (tmp_path / "away.sqlite").rename(path)
+    database.write(put("after"))
+    assert keys(database) >= {"before", "after"}
+    database.close()
 
 
 FULL = """

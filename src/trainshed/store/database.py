@@ -9,6 +9,7 @@ uses its own transaction.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import sqlite3
 import threading
@@ -29,6 +30,13 @@ MAX_GROUP = 256
 _LOST_RACES = frozenset({"40001", "40P01", "23505"})
 """PostgreSQL: serialization failure, deadlock, and a unique key that another transaction took first."""
 _DISK_FULL = "53100"
+_OUTAGES = ("08", "25006", "40", "53", "55P03", "57", "58")
+"""PostgreSQL's codes, and classes of codes, of a server that cannot now and may later: no connection, a
+read-only standby, a lost race, no resources, a lock, shutting down, a failure of its system."""
+_OUR_FAULTS = frozenset(
+    {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE}
+)
+"""SQLite's codes of a statement or a value that is wrong; with others its file cannot be used now."""
 _TRIES = 5
 
 
@@ -50,20 +58,29 @@ class Database:
         self.url = _checked_url(url)
         self.dialect = self.url.get_backend_name()
         if self.dialect == "sqlite":
-            self.engine = _sqlite(url)
+            self._file = _File(self.url.database)
+            self.engine = _sqlite(url, self._file)
         else:
+            self._file = _File(None)
             driver = self.url.set(drivername="postgresql+psycopg")
             # Values of statements may be users' own; they belong in no error text or log (P9).
             self.engine = create_engine(
                 driver, pool_size=16, max_overflow=32, pool_pre_ping=True, hide_parameters=True
             )
         self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._writer = _GroupWriter(self.engine) if self.dialect == "sqlite" else None
+        self._writer = _GroupWriter(self.engine, self._file) if self.dialect == "sqlite" else None
         self._listeners: list[Callable[[], None]] = []
 
     def on_write(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` (quickly, from any thread) after each commit made through this object."""
         self._listeners.append(listener)
+
+    def check_file(self) -> None:
+        """Raise `DatabaseUnavailable` if the file of SQLite was moved away or replaced; costs a ``stat``.
+
+        Whoever has it open goes on as if nothing had happened, and what is written then is lost.
+        """
+        self._file.check()
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
@@ -71,8 +88,8 @@ class Database:
         try:
             with self._reading.connect() as connection:
                 yield connection
-        except OperationalError as error:
-            raise _unavailable(error) from error
+        except DBAPIError as error:
+            raise _told(error) from error
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -85,8 +102,8 @@ class Database:
                 connection = plain.execution_options(**options)
                 with connection.begin():
                     yield connection
-        except OperationalError as error:
-            raise _unavailable(error) from error
+        except DBAPIError as error:
+            raise _told(error) from error
 
     def write(self, work: Write[T]) -> T:
         """Run ``work`` in a transaction; it is durable when this returns.
@@ -107,9 +124,7 @@ class Database:
             except DBAPIError as error:
                 if tries_left and getattr(error.orig, "sqlstate", None) in _LOST_RACES:
                     continue
-                if isinstance(error, OperationalError):
-                    raise _unavailable(error) from error
-                raise
+                raise _told(error) from error
         raise AssertionError("unreachable: the last try returns or raises")
 
     def close(self) -> None:
@@ -131,8 +146,9 @@ def _checked_url(text: str) -> URL:
 class _GroupWriter:
     """The one thread that writes to SQLite."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, file: _File) -> None:
         self._engine = engine
+        self._file = file
         self._connection: Connection | None = None
         self._waiting: queue.SimpleQueue[tuple[Write[Any], Future[Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -180,6 +196,7 @@ class _GroupWriter:
         done: list[tuple[Future[Any], Any]] = []
         try:
             connection, driver = self._connect()
+            self._file.check()
             driver.execute("BEGIN IMMEDIATE")
             for work, future in group:
                 self._run_one(connection, driver, work, future, done)
@@ -192,9 +209,8 @@ class _GroupWriter:
                 for item in unanswered:
                     self._commit([item])
             else:
-                said = _unavailable(error) if isinstance(error, DBAPIError | sqlite3.Error) else error
                 for _, future in unanswered:
-                    future.set_exception(said)
+                    future.set_exception(_told(error))
             return
         for future, value in done:
             future.set_result(value)
@@ -216,7 +232,7 @@ class _GroupWriter:
                 driver.execute("RELEASE one")
             except sqlite3.Error:
                 raise error from None  # SQLite has rolled everything back already; this is why
-            future.set_exception(_unavailable(error) if isinstance(error, OperationalError) else error)
+            future.set_exception(_told(error))
         else:
             driver.execute("RELEASE one")
             done.append((future, value))
@@ -247,6 +263,55 @@ class _GroupWriter:
             connection.close()
 
 
+class _File:
+    """The file that SQLite was opened with, to be told from another one of its name."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path in {None, "", ":memory:"} else path
+        self._opened: tuple[int, int] | None = None
+
+    def opened(self) -> None:
+        """A connection was made: the file is there."""
+        if self._opened is None:
+            self._opened = self._identity()
+
+    def check(self) -> None:
+        if self._opened is not None and self._identity() != self._opened:
+            raise DatabaseUnavailable(f"its file {self._path} was moved or replaced while the server ran")
+
+    def _identity(self) -> tuple[int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - once a commit, and a Path costs more than the call
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+def _told(error: BaseException) -> BaseException:
+    """What a caller is told of ``error``: an outage of the database by that name, anything else as it is."""
+    if isinstance(error, DBAPIError | sqlite3.Error) and _is_outage(error):
+        return _unavailable(error)
+    return error
+
+
+def _is_outage(error: DBAPIError | sqlite3.Error) -> bool:
+    """Whether the database could not do it now and may later; else the statement or a value is wrong."""
+    said = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(said, sqlite3.Error):
+        # The plain class is that of a file that is damaged or no database.
+        of_file = isinstance(said, sqlite3.OperationalError) or type(said) is sqlite3.DatabaseError
+        return of_file and getattr(said, "sqlite_errorcode", sqlite3.SQLITE_IOERR) & 0xFF not in _OUR_FAULTS
+    state = getattr(said, "sqlstate", None)
+    if state is None:
+        # The driver itself speaks: there is no connection, or it does not take the value.
+        return isinstance(error, OperationalError) or (
+            isinstance(error, DBAPIError) and error.connection_invalidated
+        )
+    return str(state).startswith(_OUTAGES)
+
+
 def _unavailable(error: DBAPIError | sqlite3.Error) -> DatabaseUnavailable:
     said = error.orig if isinstance(error, DBAPIError) else error
     full = (
@@ -256,7 +321,7 @@ def _unavailable(error: DBAPIError | sqlite3.Error) -> DatabaseUnavailable:
     return (DatabaseFull if full else DatabaseUnavailable)(str(said))
 
 
-def _sqlite(url: str) -> Engine:
+def _sqlite(url: str, file: _File) -> Engine:
     engine = create_engine(
         url,
         pool_size=24,
@@ -264,6 +329,11 @@ def _sqlite(url: str) -> Engine:
         hide_parameters=True,  # as for PostgreSQL above
         connect_args={"check_same_thread": False},
     )
+
+    @event.listens_for(engine, "do_connect")
+    def only_the_same_file(*_: Any) -> None:
+        # Opening a file that was moved away would make an empty one in its place.
+        file.check()
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
@@ -278,6 +348,7 @@ def _sqlite(url: str) -> Engine:
         ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
+        file.opened()
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
