@@ -30,6 +30,7 @@ from trainshed.server.app import create_app
 from trainshed.server.cursors import CursorSeal
 from trainshed.server.first_start import prepare
 from trainshed.server.follow import JobWatch
+from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import DEFAULT_RATES, RateLimiter
 from trainshed.server.metrics import HttpMetrics
 from trainshed.server.services import BodyLimits, Machine, Services
@@ -143,6 +144,7 @@ def open_site(
         machine=Machine("all", data),
         seal=CursorSeal(instance),
         watch=JobWatch(database),
+        keys=KeyWatch(database, clock),
         queue=QueueReader(),
         limiter=limiter or RateLimiter(DEFAULT_RATES),
         http_metrics=HttpMetrics(),

@@ -26,10 +26,15 @@ def authenticate(database: Database, headers: Mapping[str, str], *, at: float) -
         said = "is not `Bearer KEY`" if "authorization" in headers else "is missing"
         raise Refusal.of("AUTHENTICATION_REQUIRED", f"the Authorization header {said}")
     with database.read() as connection:
-        principal = access.find_principal(connection, hashed, at=at)
+        principal = held(access.find_principal(connection, hashed, at=at))
+    check_scope(principal, headers)
+    return principal
+
+
+def held(principal: Principal | None) -> Principal:
+    """The principal that a key was found to be; raises `Refusal` 401 where it was found to be none."""
     if principal is None:
         raise Refusal.of("AUTHENTICATION_REQUIRED", "the key is unknown, expired or revoked")
-    check_scope(principal, headers)
     return principal
 
 

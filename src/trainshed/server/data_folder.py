@@ -17,6 +17,9 @@ from trainshed import __version__
 ANNOUNCEMENT = "server.json"
 LOCK_FILE = "serve.lock"
 CONTROLLER_LOCK_FILE = "controller.lock"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PROBE_BYTES = 256 << 10
+"""Less than this is as good as nothing."""
 _UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -52,20 +55,62 @@ class DataFolder:
 
 
 def open_folder(root: Path) -> DataFolder:
-    """Create the folder if needed and prove that it can be written. Raises `FolderUnusable`."""
+    """Create the folder if needed and prove that it can be written. Raises `FolderUnusable`.
+
+    A full disk is no reason: what is stored can be read, and Trials that run come to their ends.
+    """
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe = root / f".probe-{os.getpid()}"
-        fd = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        os.close(fd)
-        probe.unlink()
+        with _probe(root):
+            pass
     except (FileExistsError, NotADirectoryError):
         raise FolderUnusable(f"{root} is not a folder") from None
     except OSError as error:
+        if error.errno in _FULL:
+            return DataFolder(root)
         if error.errno in _UNWRITABLE:
             raise FolderUnusable(f"the data folder {root} cannot be written: {error.strerror}") from error
         raise FolderUnusable(f"the data folder {root} cannot be used: {error.strerror}") from error
     return DataFolder(root)
+
+
+def check_database(folder: DataFolder) -> None:
+    """Refuse to begin anew beside what an earlier server left. Raises `FolderUnusable`.
+
+    The database is made before anything else, so a folder that holds more and no database has lost it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if folder.database.stat().st_size:
+            return
+    attempts = folder.engine / "attempts"
+    if folder.owner_key.exists() or (attempts.is_dir() and any(attempts.iterdir())):
+        raise FolderUnusable(
+            f"{folder.root} holds what a server left, but its database {folder.database.name} is missing: "
+            "put it back, name another with --database-url, or choose an empty folder to begin anew"
+        )
+
+
+def write_fault(folder: DataFolder) -> str | None:
+    """Why nothing can be stored in the folder now, ``None`` if something can; costs a small write."""
+    try:
+        with _probe(folder.root) as fd:
+            os.posix_fallocate(fd, 0, _PROBE_BYTES)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return None
+
+
+@contextlib.contextmanager
+def _probe(root: Path) -> Iterator[int]:
+    """A new file that is gone afterwards."""
+    place = root / f".probe-{os.getpid()}"
+    place.unlink(missing_ok=True)
+    fd = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+        place.unlink()
 
 
 @contextlib.contextmanager
@@ -93,8 +138,9 @@ def _lock(folder: DataFolder, name: str, *, alone: bool) -> int:
         said = f" (process {holder})" if holder else ""
         what = "controller" if name == CONTROLLER_LOCK_FILE else "server"
         raise FolderInUse(f"another {what}{said} uses the data folder {folder.root}") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: only the name of the holder is lost
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 

@@ -26,7 +26,7 @@ from trainshed.model.strict_json import decode_json
 from trainshed.server import auth, documents
 from trainshed.server.documents import Param
 from trainshed.server.errors import error_response
-from trainshed.server.limits import BodyStream, declared_length
+from trainshed.server.limits import BodyStalled, BodyStream, declared_length
 from trainshed.server.services import Services
 
 NOBODY = Principal("", "", KeyKind.SERVICE, frozenset())
@@ -50,10 +50,14 @@ _PATH: Mapping[str, tuple[str, str]] = {
 """What path parameters of these names mean, and an example of each."""
 
 
+def _decoded(text: str) -> str:
+    return unquote(text, errors="surrogateescape")
+
+
 def _path_parameter(name: str) -> inspect.Parameter:
     """Ids arrive percent-encoded (contract E b0) and are decoded exactly once, here."""
     description, example = _PATH[name]
-    kind: Any = Annotated[str, BeforeValidator(unquote), Path(description=description, examples=[example])]
+    kind: Any = Annotated[str, BeforeValidator(_decoded), Path(description=description, examples=[example])]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
 
 
@@ -68,6 +72,8 @@ class Call:
     """The whole body of an operation that takes JSON."""
     stream: BodyStream | None = None
     """The body of an operation that takes bytes; read it once."""
+    any_of: Collection[Permission] = ()
+    """The permissions of which the key must hold one."""
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -81,6 +87,16 @@ class Call:
     def head(self) -> bool:
         """Whether only the answer's headers are wanted."""
         return bool(self.request.scope.get("trainshed.head"))
+
+    @property
+    def request_id(self) -> str:
+        """How the server's log names this request."""
+        return str(self.request.scope["trainshed.request_id"])
+
+    async def recheck(self) -> None:
+        """Raise `Refusal` once the key was revoked or expired; for answers that last. Cheap to ask often."""
+        if hashed := auth.presented_key(self.request.headers):
+            await self.services.keys.check(hashed, self.any_of)
 
     @property
     def now(self) -> float:
@@ -188,7 +204,7 @@ def _endpoint(handler: Handler, operation: Operation) -> Endpoint:
 
     async def endpoint(request: Request, **path: str) -> Response:
         services: Services = request.app.state.services
-        call = Call(services, request, NOBODY)
+        call = Call(services, request, NOBODY, any_of=operation.any_of)
         try:
             if operation.max_body is not None:
                 declared = declared_length(request.headers)
@@ -196,11 +212,11 @@ def _endpoint(handler: Handler, operation: Operation) -> Endpoint:
                 if not operation.takes_bytes:
                     call.body = await call.stream.whole()
             if asynchronous:
-                await run_in_threadpool(_admit, call, operation)
+                await run_in_threadpool(_admit, call, operation, path)
                 return _response(await handler(call, **path))
             return await run_in_threadpool(_carry_out, handler, call, operation, path)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets the one error shape
-            if call.stream is not None:
+            if call.stream is not None and not isinstance(error, BodyStalled):
                 await call.stream.drain()
             return error_response(error, request.scope["trainshed.request_id"])
         finally:
@@ -218,14 +234,40 @@ def _endpoint(handler: Handler, operation: Operation) -> Endpoint:
     return endpoint
 
 
-def _admit(call: Call, operation: Operation) -> None:
+def _admit(call: Call, operation: Operation, path: Mapping[str, str]) -> None:
     if not operation.public:
         call.principal = auth.authenticate(call.services.database, call.request.headers, at=call.now)
         auth.require(call.principal, operation.any_of)
+    _refuse_what_is_no_text(call, operation, path)
+
+
+def _refuse_what_is_no_text(call: Call, operation: Operation, path: Mapping[str, str]) -> None:
+    """Refuse NUL and bytes that are no UTF-8: nothing can have such a name, and PostgreSQL takes neither.
+
+    The codes are those that the operation declares for an unknown name or a bad parameter. An operation that
+    declares none judges the names in its path by itself.
+    """
+    unknown = [code for code in operation.refuses if code.endswith("_NOT_FOUND")]
+    for name, value in path.items() if unknown else ():
+        if not _is_text(value):
+            own = f"{name.removesuffix('_id').upper()}_NOT_FOUND"
+            code = own if own in unknown else unknown[0]
+            raise Refusal.of(code, f"`{name}` holds NUL or is no UTF-8, so nothing has this name", path=name)
+    for param in operation.params:
+        if param.where == "query" and param.refuses and not _is_text(call.query.get(param.name, "")):
+            raise Refusal.of(param.refuses[0], f"`{param.name}` holds NUL", path=param.name)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value
 
 
 def _carry_out(handler: Handler, call: Call, operation: Operation, path: Mapping[str, str]) -> Response:
-    _admit(call, operation)
+    _admit(call, operation, path)
     return _response(handler(call, **path))
 
 

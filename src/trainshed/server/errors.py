@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from trainshed.content.blobs import StoreFull, StoreUnavailable
 from trainshed.model.errors import Refusal
+from trainshed.server.limits import BodyStalled
 from trainshed.store.database import DatabaseFull, DatabaseUnavailable
 
 log = structlog.get_logger("trainshed.http")
@@ -40,6 +41,7 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
 
 
 _OUTAGES: tuple[tuple[type[Exception], str, str], ...] = (
+    (BodyStalled, "INVALID_REQUEST", "the body did not go on in time"),
     (ClientDisconnect, "INVALID_REQUEST", "the connection ended before the body did"),
     (DatabaseFull, "STORAGE_FULL", "the disk under the server's database is full"),
     (DatabaseUnavailable, "DATABASE_UNAVAILABLE", "the database did not answer"),
@@ -50,4 +52,8 @@ _OUTAGES: tuple[tuple[type[Exception], str, str], ...] = (
 
 def error_response(error: Exception, request_id: str) -> Response:
     """The answer for any exception."""
-    return refusal_response(refusal_of(error, request_id), request_id)
+    answer = refusal_response(refusal_of(error, request_id), request_id)
+    if isinstance(error, BodyStalled):
+        # What may still come of the body would be read as the next request.
+        answer.headers["Connection"] = "close"
+    return answer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from trainshed.content.blobs import BlobStore
+from trainshed.content.blobs import BlobStore, StoreFull
 from trainshed.content.shipped import BRANCH, publish_shipped
 from trainshed.model.access import (
     KeyKind,
@@ -23,7 +23,7 @@ from trainshed.model.access import (
 from trainshed.model.ids import IdFactory
 from trainshed.server.publisher import store_revision
 from trainshed.store import access, settings
-from trainshed.store.database import Connection, Database
+from trainshed.store.database import Connection, Database, DatabaseFull
 from trainshed.store.records import Key, Project
 
 DEFAULT_PROJECT = "default"
@@ -44,10 +44,19 @@ def prepare(
     database: Database, blobs: BlobStore, owner_key: Path, clock: Callable[[], float], ids: IdFactory
 ) -> str:
     """Make sure of all of it; repeatable, also by several processes at once. Answers the instance id."""
-    instance = database.write(lambda connection: _instance(connection, clock()))
+    instance = _known_instance(database) or database.write(lambda c: _instance(c, clock()))
     _ensure_owner_key(database, owner_key, clock, ids)
-    _publish_shipped(database, blobs, clock())
+    try:
+        _publish_shipped(database, blobs, clock())
+    except (DatabaseFull, StoreFull) as error:
+        # What is stored can be read all the same, and what runs comes to its end.
+        log.warning("the disk is full: the shipped runner is not made sure of", reason=str(error))
     return instance
+
+
+def _known_instance(database: Database) -> str | None:
+    with database.read() as connection:
+        return settings.get(connection, settings.INSTANCE_ID)
 
 
 def _instance(connection: Connection, now: float) -> str:

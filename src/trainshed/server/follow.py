@@ -1,8 +1,9 @@
 """Waking whoever follows a Job, without asking the database for each of them.
 
 One task looks, once after each burst of commits of this process, which Jobs have new events, and wakes their
-followers. Other processes' commits are not announced (PostgreSQL with several API processes), so a follower
-also looks by itself every `RECHECK_SECONDS`. A wake-up is a hint and may come for nothing.
+followers; another looks at the files they read. Other processes' commits are not announced (PostgreSQL, or a
+controller of its own), so a follower also looks by itself every `JobWatch.recheck_seconds`. A wake-up is a
+hint and may come for nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from collections.abc import AsyncIterator
 import structlog
 from starlette.concurrency import run_in_threadpool
 
+from trainshed.server.growth import GrowthWatch
 from trainshed.store import events
 from trainshed.store.database import Database, DatabaseUnavailable
 
 RECHECK_SECONDS = 1.0
+"""How often a follower looks for what is not announced."""
+_ALONE_RECHECK_SECONDS = 10.0
+"""The same where every commit is announced: in case one got lost."""
 _GATHER_SECONDS = 0.02
 """Commits within this time of each other are looked at together."""
 _LOOK_AT_MOST = 1000
@@ -31,23 +36,33 @@ class Follower:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._announced = False
 
     def wake(self) -> None:
+        """Rows of the Job may have changed."""
+        self._announced = True
+        self._event.set()
+
+    def grew(self) -> None:
+        """A file that the reader watches has changed."""
         self._event.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for a change, at most ``seconds``; whether one was announced."""
+        """Wait for either, at most ``seconds``; whether rows may have changed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), seconds)
-        announced = self._event.is_set()
         self._event.clear()
+        announced, self._announced = self._announced, False
         return announced
 
 
 class JobWatch:
     """Who follows which Job. Everything but the database's announcement happens on the event loop."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, alone: bool = False) -> None:
+        """``alone``: no other process writes to the database."""
+        self.recheck_seconds = _ALONE_RECHECK_SECONDS if alone else RECHECK_SECONDS
+        self.growth = GrowthWatch()
         self._database = database
         self._followers: defaultdict[str, set[Follower]] = defaultdict(set)
         self._loop: asyncio.AbstractEventLoop | None = None

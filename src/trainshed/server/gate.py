@@ -33,6 +33,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
+        # A copy: the server below keeps its own, by which it knows that HEAD is answered without a body.
+        scope = dict(scope)
         request_id = f"req_{token_hex(8)}"
         scope["trainshed.request_id"] = request_id
         scope["path"] = canonical_path(scope)
@@ -92,8 +94,13 @@ def canonical_path(scope: Scope) -> str:
     raw = scope.get("raw_path")
     path = raw.decode("latin-1").partition("?")[0] if raw else quote(scope["path"])
     if "%" in path:
-        path = "/".join(quote(unquote(segment), safe="") for segment in path.split("/"))
+        path = "/".join(_canonical(segment) for segment in path.split("/"))
     return path[4:] if path.startswith("/api/v1/") else path
+
+
+def _canonical(segment: str) -> str:
+    # Bytes that are no UTF-8 stay what they are: `endpoints` refuses them, and no two of them become one.
+    return quote(unquote(segment, errors="surrogateescape"), safe="", errors="surrogateescape")
 
 
 def _action(scope: Scope) -> Action:

@@ -17,7 +17,13 @@ from starlette.types import Receive
 
 from trainshed.model.errors import Refusal
 
+BODY_PAUSE_SECONDS = 30.0
+"""How long a sender may pause in the middle of a body."""
 _DRAIN_SECONDS = 5.0
+
+
+class BodyStalled(Exception):
+    """Nothing more of a request's body came for `BODY_PAUSE_SECONDS`."""
 
 
 class Action(StrEnum):
@@ -104,13 +110,17 @@ class BodyStream:
     """A request's body, piece by piece and never more than ``limit`` bytes of it.
 
     Every method raises `Refusal` ``REQUEST_TOO_LARGE`` as soon as that is known: from the declared length
-    before anything is read, else from what has come.
+    before anything is read, else from what has come. A sender that pauses for more than ``pause`` seconds is
+    given up with `BodyStalled`.
     """
 
-    def __init__(self, receive: Receive, declared: int | None, limit: int) -> None:
+    def __init__(
+        self, receive: Receive, declared: int | None, limit: int, *, pause: float = BODY_PAUSE_SECONDS
+    ) -> None:
         self._receive = receive
         self._declared = declared
         self._limit = limit
+        self._pause = pause
         self._taken = 0
         self._more = True
 
@@ -139,13 +149,17 @@ class BodyStream:
 
     async def drain(self) -> None:
         """Take and forget what still comes, for a while: a sender that is cut off does not hear why."""
-        with contextlib.suppress(TimeoutError, ClientDisconnect):
+        with contextlib.suppress(TimeoutError, ClientDisconnect, BodyStalled):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while self._more and self._taken <= 2 * self._limit:
                     await self._piece()
 
     async def _piece(self) -> bytes:
-        message = await self._receive()
+        try:
+            async with asyncio.timeout(self._pause):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyStalled(f"the body did not go on for {self._pause:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         piece: bytes = message.get("body", b"")

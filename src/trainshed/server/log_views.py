@@ -28,6 +28,7 @@ from trainshed.model.states import TERMINAL, State
 from trainshed.policy.retry import Ending
 from trainshed.server.cursors import CursorFault, CursorSeal
 from trainshed.server.follow import RECHECK_SECONDS, Follower
+from trainshed.server.growth import file_size
 from trainshed.server.pages import bounded_number
 from trainshed.server.services import Services
 from trainshed.server.shapes.common import iso
@@ -39,8 +40,6 @@ SOURCES = ("all", "system", "runtime")
 DEFAULT_LIMIT = 200
 MAX_LIMIT = 1000
 MAX_WAIT_SECONDS = 30
-_FIRST_STAT_SECONDS = 0.01
-_LAST_STAT_SECONDS = 0.1
 _NANOSECONDS = 1_000_000_000
 _WARNINGS = frozenset({"CANCELLED", "STOP_ACCEPTED", "START_RETRY", "LEAKED"})
 
@@ -104,6 +103,7 @@ class JobLog:
         self._job_ended = False
         self._new_rows = True
         self._sizes: tuple[int, ...] = ()
+        self._delivered = False
         self._looked_at = 0.0
 
     def refresh(self) -> None:
@@ -142,31 +142,33 @@ class JobLog:
         except OSError as error:
             raise Refusal.of("LOG_STORAGE_UNAVAILABLE", f"cannot read the log: {error.strerror}") from error
         self._new_rows = page.has_more
+        self._delivered = page.delivered
         return page
 
     def eof(self, page: Page) -> bool:
         """Whether everything there will ever be was delivered."""
         return self._job_ended and page.delivered
 
-    async def changed(self, follower: Follower, seconds: float) -> None:
-        """Wait until a file has grown or rows may have changed, at most ``seconds``; then rows are re-read.
+    async def changed(self, follower: Follower, seconds: float) -> bool:
+        """Wait until a file has grown or rows may have changed, at most ``seconds``; whether either is so.
 
-        Files are looked at with ``stat``; the database only after a commit that concerns the Job, or when it
-        was not looked at for `RECHECK_SECONDS`.
+        Files are looked at with ``stat``, once for all their readers. The database is looked at only after a
+        commit that concerns the Job, or when it was not for `JobWatch.recheck_seconds`.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
+        watch, loop = self._services.watch, asyncio.get_running_loop()
         self._looked_at = self._looked_at or loop.time()
-        pause = _FIRST_STAT_SECONDS
-        while (left := deadline - loop.time()) > 0 and not self._services.watch.stopping:
-            announced = await follower.wait(min(pause, left))
-            if announced or loop.time() - self._looked_at >= RECHECK_SECONDS:
-                self._looked_at = loop.time()
-                await asyncio.to_thread(self.refresh)
-                return
+        with watch.growth.watching([str(output.files.frames) for output in self._outputs], follower.grew):
+            # What grew since the page was read is not waited for: nobody tells of it any more.
             if self._stat() != self._sizes:
-                return
-            pause = min(pause * 1.5, _LAST_STAT_SECONDS)
+                return True
+            announced = await follower.wait(seconds)
+        # The last output is delivered, or the last release observed, without an event that announces it.
+        patience = RECHECK_SECONDS if self._job_ended and not self._delivered else watch.recheck_seconds
+        if announced or loop.time() - self._looked_at >= patience:
+            self._looked_at = loop.time()
+            await asyncio.to_thread(self.refresh)
+            return True
+        return self._stat() != self._sizes
 
     def document(self, page: Page) -> dict[str, Any]:
         """The page as JSON values."""
@@ -210,13 +212,7 @@ class JobLog:
         )
 
     def _stat(self) -> tuple[int, ...]:
-        sizes = []
-        for output in self._outputs:
-            try:
-                sizes.append(output.files.frames.stat().st_size)
-            except OSError:
-                sizes.append(-1)
-        return tuple(sizes)
+        return tuple(file_size(str(output.files.frames)) for output in self._outputs)
 
     def _read_system(self, after: int, limit: int) -> Sequence[SystemRecord]:
         if not self._new_rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from types import FrameType
 import structlog
 import uvicorn
 
+from trainshed.content.blobs import StoreFull, StoreUnavailable
 from trainshed.engines import EngineError
 from trainshed.server import config as configuration
 from trainshed.server.data_folder import (
@@ -23,11 +25,13 @@ from trainshed.server.data_folder import (
     FolderInUse,
     FolderUnusable,
     announce,
+    check_database,
     open_folder,
     take,
     withdraw,
 )
 from trainshed.server.logging import configure_logging
+from trainshed.server.protocol import BoundedProtocol
 from trainshed.server.wiring import Deployment, build
 from trainshed.store.database import DatabaseUnavailable
 from trainshed.store.schema import SchemaTooNew
@@ -96,9 +100,13 @@ def _serve(options: ServeOptions, stack: contextlib.ExitStack) -> None:
     deployment = _deployment(options, config, folder)
     stack.callback(deployment.close)
     deployment.start()
+    # What was made until now stays: a full collection that visits all of it stops every request for 100 ms.
+    gc.collect()
+    gc.freeze()
     server = _Server(
         uvicorn.Config(
             deployment.app,
+            http=BoundedProtocol,
             log_config=None,
             access_log=False,
             ws="none",
@@ -110,6 +118,7 @@ def _serve(options: ServeOptions, stack: contextlib.ExitStack) -> None:
         ),
         ready=lambda: _ready(options, folder, listener),
         ending=lambda: _ending(deployment, folder),
+        stop_requested=stop_requested,
     )
     if not stop_requested():
         server.run([listener])
@@ -122,6 +131,8 @@ def _folder(options: ServeOptions, stack: contextlib.ExitStack) -> DataFolder:
         folder = open_folder(options.data_dir)
         sqlite = _database_url(options, folder).startswith("sqlite")
         stack.enter_context(take(folder, options.role, one_controller=sqlite))
+        if options.database_url is None:
+            check_database(folder)
     except FolderInUse as error:
         raise CannotServe(str(error), EXIT_IN_USE) from error
     except FolderUnusable as error:
@@ -167,6 +178,11 @@ def _deployment(options: ServeOptions, config: configuration.Config, folder: Dat
     except DatabaseUnavailable as error:
         said = str(error).partition("\n")[0]
         raise CannotServe(f"the database does not answer: {said}", EXIT_DATABASE) from error
+    except (StoreFull, StoreUnavailable) as error:
+        raise CannotServe(f"the data folder cannot be used: {error}", EXIT_FOLDER) from error
+    except OSError as error:
+        said = f"the data folder {folder.root} cannot be used: {error.strerror}"
+        raise CannotServe(said, EXIT_FOLDER) from error
     except (ValueError, EngineError) as error:
         raise CannotServe(str(error), EXIT_SETTINGS) from error
 
@@ -176,8 +192,12 @@ def _ready(options: ServeOptions, folder: DataFolder, listener: socket.socket) -
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
     if options.role != "controller":
-        announce(folder, url)
-    print(f"Trainshed serves {url}", flush=True)  # noqa: T201 - the one line for whoever started it
+        try:
+            announce(folder, url)
+        except OSError as error:
+            log.warning("cannot announce this server to clients of this machine", reason=error.strerror)
+    with contextlib.suppress(OSError):  # whoever started it may not listen any more
+        print(f"Trainshed serves {url}", flush=True)  # noqa: T201 - the one line for whoever started it
     log.info("ready", url=url, role=options.role, data_dir=str(folder.root), pid=os.getpid())
 
 
@@ -203,16 +223,25 @@ class _Server(uvicorn.Server):
     """uvicorn with our moments: answering, and about to stop."""
 
     def __init__(
-        self, config: uvicorn.Config, *, ready: Callable[[], None], ending: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        *,
+        ready: Callable[[], None],
+        ending: Callable[[], None],
+        stop_requested: Callable[[], bool],
     ) -> None:
         super().__init__(config)
         self._ready = ready
         self._ending = ending
+        self._stop_requested = stop_requested
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._ready()
+        if self._stop_requested():
+            # The signal came after our last look and before uvicorn began to listen for signals.
+            self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._ending()

@@ -13,6 +13,7 @@ from trainshed.model.ids import IdFactory
 from trainshed.model.logs import LogFiles
 from trainshed.server.cursors import CursorSeal
 from trainshed.server.follow import JobWatch
+from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics
 from trainshed.server.waiting import QueueReader
@@ -53,6 +54,7 @@ class Services:
     machine: Machine
     seal: CursorSeal
     watch: JobWatch
+    keys: KeyWatch
     queue: QueueReader
     limiter: RateLimiter
     http_metrics: HttpMetrics

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from starlette.types import ASGIApp
 
 from trainshed.content.blobs import FolderBlobStore
@@ -19,18 +21,23 @@ from trainshed.model.ids import IdFactory
 from trainshed.server.app import create_app
 from trainshed.server.config import Config
 from trainshed.server.cursors import CursorSeal
-from trainshed.server.data_folder import DataFolder
+from trainshed.server.data_folder import DataFolder, write_fault
 from trainshed.server.first_start import prepare
 from trainshed.server.follow import JobWatch
 from trainshed.server.hosting import ControllerHost
+from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics, gpu_metrics
 from trainshed.server.services import Machine, Services
 from trainshed.server.waiting import QueueReader
 from trainshed.store import settings
-from trainshed.store.database import Database
+from trainshed.store.database import Database, DatabaseFull
 from trainshed.store.leadership import Leadership
 from trainshed.store.schema import migrate
+
+_STORAGE_CHECK_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,8 @@ def build(
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root),
             seal=CursorSeal(instance),
-            watch=JobWatch(database),
+            watch=JobWatch(database, alone=role == "all" and database.dialect == "sqlite"),
+            keys=KeyWatch(database, clock),
             queue=QueueReader(),
             limiter=RateLimiter(config.limits),
             http_metrics=HttpMetrics(),
@@ -100,7 +108,7 @@ def build(
             ids=ids,
             bodies=config.bodies,
             run_grants_stop=config.access.run_grants_stop,
-            ready_checks=lambda: _checks(host),
+            ready_checks=_ReadyChecks(folder, host),
             extra_metrics=gpu_metrics if engine else str,
         )
         app = create_app(services, public_only=role == "controller")
@@ -128,11 +136,34 @@ def _publish_machine(database: Database, engine: LocalEngine, isolation: Isolati
     """Tell the API processes how Trials are confined where the controller runs."""
     facts = {"enforcement": dict(engine.enforcement()), "isolation": describe(isolation)}
     text = json.dumps(facts, sort_keys=True)
-    database.write(lambda connection: settings.put(connection, settings.MACHINE, text))
+    with database.read() as connection:
+        if settings.get(connection, settings.MACHINE) == text:
+            return
+    try:
+        database.write(lambda connection: settings.put(connection, settings.MACHINE, text))
+    except DatabaseFull as error:
+        log.warning("the disk is full: what this machine enforces is not told", reason=str(error))
 
 
-def _checks(host: ControllerHost | None) -> Mapping[str, str]:
-    return {} if host is None else {"controller": host.state()}
+class _ReadyChecks:
+    """What ``/readyz`` asks besides the database. Anybody may ask, so the disk is tried once a second."""
+
+    def __init__(self, folder: DataFolder, host: ControllerHost | None) -> None:
+        self._folder = folder
+        self._host = host
+        self._guard = threading.Lock()
+        self._storage = "ok"
+        self._tried_at = float("-inf")
+
+    def __call__(self) -> Mapping[str, str]:
+        with self._guard:
+            now = time.monotonic()
+            if now - self._tried_at >= _STORAGE_CHECK_SECONDS:
+                fault = write_fault(self._folder)
+                self._storage = "ok" if fault is None else f"cannot be written: {fault}"
+                self._tried_at = now
+            checks = {"storage": self._storage}
+        return checks if self._host is None else {**checks, "controller": self._host.state()}
 
 
 def _nobody_to_wake() -> None:

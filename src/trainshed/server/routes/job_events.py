@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
@@ -13,6 +14,7 @@ from trainshed.model.states import TERMINAL, AllocationState
 from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.follow import RECHECK_SECONDS
+from trainshed.server.keys import RECHECK_SECONDS as KEY_SECONDS
 from trainshed.server.pages import MAX_PAGE, cut_page, open_cursor, page_limit
 from trainshed.server.routes.jobs import READ
 from trainshed.server.services import Services
@@ -77,37 +79,53 @@ def list_events(call: Call, job_id: str) -> Page[shapes.Event]:
 def stream_events(call: Call, job_id: str) -> Response:
     """Server-sent events, oldest first, each with an `Event` as JSON.
 
-    The last one, of type `end`, comes when the Job has ended and everything it held is released.
+    The last one, of type `end`, comes when the Job has ended and everything it held is released; or one of
+    type `error`, a refusal: the key no longer holds, say.
     """
     with call.services.database.read() as connection:
         store.get_job(connection, call.project, job_id)
     last = call.request.headers.get("last-event-id", "")
     after = int(last) if _EVENT_ID.fullmatch(last) else 0
-    return event_stream(_follow(call.services, job_id, after))
+    return event_stream(_follow(call, job_id, after), call.request_id)
 
 
-async def _follow(services: Services, job_id: str, after: int) -> AsyncIterator[Sequence[Message]]:
+async def _follow(call: Call, job_id: str, after: int) -> AsyncIterator[Sequence[Message]]:
+    services = call.services
     async with services.watch.follow(job_id) as follower:
         while not services.watch.stopping:
-            rows, ended = await run_in_threadpool(_read, services, job_id, after)
-            if rows:
-                after = rows[-1].id
-                yield [Message(event_view(row).model_dump_json().encode(), str(row.id)) for row in rows]
+            await call.recheck()
+            new = await run_in_threadpool(_read, services, job_id, after)
+            if new.events:
+                after = new.events[-1].id
+                yield [Message(event_view(row).model_dump_json().encode(), str(row.id)) for row in new.events]
                 continue
-            if ended:
+            if new.released:
                 yield [Message(to_json({"job_id": job_id}), event="end")]
                 return
-            if not await follower.wait(RECHECK_SECONDS):
+            # Releases have no event, so nobody announces them.
+            left = RECHECK_SECONDS if new.finished else services.watch.recheck_seconds
+            while left > 0 and not await follower.wait(min(left, KEY_SECONDS)):
+                left -= KEY_SECONDS
                 yield ()
+                await call.recheck()
 
 
-def _read(services: Services, job_id: str, after: int) -> tuple[list[Event], bool]:
-    """New events, and whether no more can come: the end is read first, so no event can slip in between."""
+@dataclass(frozen=True, slots=True)
+class _New:
+    events: Sequence[Event]
+    finished: bool
+    """All Trials are at their ends."""
+    released: bool
+    """And everything that they held is released: no more events can come."""
+
+
+def _read(services: Services, job_id: str, after: int) -> _New:
+    """New events, and whether more can come: the end is read first, so no event can slip in between."""
     with services.database.read() as connection:
         trials = store.trials_of(connection, [job_id])[job_id]
-        ended = all(trial.state in TERMINAL for trial in trials)
-        if ended:
+        finished = released = all(trial.state in TERMINAL for trial in trials)
+        if finished:
             held = store.allocations_of(connection, [trial.id for trial in trials])
             states = [each.state for allocations in held.values() for each in allocations]
-            ended = all(state == AllocationState.RELEASED for state in states)
-        return list(events.of_job(connection, job_id, after=after)), ended
+            released = all(state == AllocationState.RELEASED for state in states)
+        return _New(list(events.of_job(connection, job_id, after=after)), finished, released)

@@ -18,7 +18,8 @@ from trainshed.policy.retry import Ending
 from trainshed.server.cursors import CursorSeal
 from trainshed.server.documents import Param
 from trainshed.server.endpoints import Call, Operation, Routes
-from trainshed.server.follow import RECHECK_SECONDS, Follower
+from trainshed.server.follow import Follower
+from trainshed.server.keys import RECHECK_SECONDS as KEY_SECONDS
 from trainshed.server.log_views import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -31,7 +32,6 @@ from trainshed.server.log_views import (
     seal_log_cursor,
 )
 from trainshed.server.routes.jobs import READ
-from trainshed.server.services import Services
 from trainshed.server.shapes.logs import LogItem, LogPage
 from trainshed.server.sse import Message, event_stream
 from trainshed.store import jobs as store
@@ -108,21 +108,21 @@ async def read_logs(call: Call, job_id: str) -> Response:
     async with services.watch.follow(job_id) as follower:
         page = await run_in_threadpool(first)
         if query.wait and not page.items and not log.eof(page):
-            page = await _wait_for_more(services, log, follower, page, query.wait)
+            page = await _wait_for_more(call, log, follower, page, query.wait)
     body = await run_in_threadpool(lambda: to_json(log.document(page)))
     return Response(body, media_type="application/json")
 
 
-async def _wait_for_more(
-    services: Services, log: JobLog, follower: Follower, page: Page, seconds: float
-) -> Page:
+async def _wait_for_more(call: Call, log: JobLog, follower: Follower, page: Page, seconds: float) -> Page:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    while not page.items and not log.eof(page) and not services.watch.stopping:
+    while not page.items and not log.eof(page) and not call.services.watch.stopping:
         left = deadline - loop.time()
         if left <= 0:
             break
-        await log.changed(follower, left)
+        if not await log.changed(follower, min(left, KEY_SECONDS)):
+            await call.recheck()
+            continue
         page = await run_in_threadpool(log.page, page.cursor)
     return page
 
@@ -141,7 +141,8 @@ async def _wait_for_more(
 async def stream_logs(call: Call, job_id: str) -> Response:
     """Server-sent events, each with a record as in a log page; the event id is the cursor behind it.
 
-    The last one, of type `end`, comes when the Job has ended and all was delivered.
+    The last one, of type `end`, comes when the Job has ended and all was delivered; or one of type `error`, a
+    refusal: the key no longer holds, say.
     """
     query = LogQuery.parse({**call.query, "limit": str(MAX_LIMIT)}, call.services.seal, job_id)
     start = query.cursor
@@ -149,23 +150,22 @@ async def stream_logs(call: Call, job_id: str) -> Response:
         start = open_log_cursor(call.services.seal, job_id, last)
     log = JobLog(call.services, call.project, job_id, query)
     await run_in_threadpool(log.refresh)
-    return event_stream(_follow(call.services, job_id, log, start))
+    return event_stream(_follow(call, job_id, log, start), call.request_id)
 
 
 async def _follow(
-    services: Services, job_id: str, log: JobLog, start: Cursor | None
+    call: Call, job_id: str, log: JobLog, start: Cursor | None
 ) -> AsyncIterator[Sequence[Message]]:
+    services = call.services
+
     def batch() -> tuple[Page, Sequence[Message]]:
         page = log.page(start)
         return page, _messages(services.seal, job_id, start or Cursor(), page)
 
     async with services.watch.follow(job_id) as follower:
         while not services.watch.stopping:
-            try:
-                page, messages = await run_in_threadpool(batch)
-            except Refusal as refusal:
-                yield [Message(to_json(refusal.body()), event="error")]
-                return
+            await call.recheck()
+            page, messages = await run_in_threadpool(batch)
             yield messages
             start = page.cursor
             if page.has_more:
@@ -174,7 +174,9 @@ async def _follow(
                 summary = {key: value for key, value in log.document(page).items() if key != "items"}
                 yield [Message(to_json(summary), summary["next_cursor"], "end")]
                 return
-            await log.changed(follower, RECHECK_SECONDS)
+            while not services.watch.stopping and not await log.changed(follower, KEY_SECONDS):
+                yield ()
+                await call.recheck()
 
 
 def _messages(seal: CursorSeal, job_id: str, at: Cursor, page: Page) -> Sequence[Message]:

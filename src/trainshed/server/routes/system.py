@@ -39,9 +39,10 @@ def healthz(call: Call) -> shapes.Health:
     ),
 )
 def readyz(call: Call) -> Reply:
-    """The database answers, the data folder is there, the controller has looked once."""
+    """The database answers, the data folder can be written, the controller has looked once."""
     checks = {"database": "ok", **call.services.ready_checks()}
     try:
+        call.services.database.check_file()
         with call.services.database.read() as connection:
             settings.get(connection, settings.INSTANCE_ID)
     except DatabaseUnavailable as error:

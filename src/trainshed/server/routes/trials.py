@@ -19,7 +19,7 @@ from trainshed.store import runners
 routes = Routes("trials")
 
 _NOT_FOUND = ("TRIAL_NOT_FOUND",)
-JOB = Param("job_id", {"type": "string"}, "Only Trials of this Job.")
+JOB = Param("job_id", {"type": "string"}, "Only Trials of this Job.", refuses=("JOB_NOT_FOUND",))
 STATUS = Param(
     "status",
     {"type": "string", "enum": list(E_TRIAL_STATUSES)},
