@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import sys
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 
@@ -29,7 +29,7 @@ class _Unfailing(io.TextIOBase):
 
 def configure_logging() -> None:
     """Send structlog and the standard library's warnings to standard error as JSON lines."""
-    stream = _Unfailing(sys.stderr)
+    stream = cast("TextIO", _Unfailing(sys.stderr))
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
