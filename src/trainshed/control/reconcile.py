@@ -37,6 +37,8 @@ from trainshed.store.records import Allocation, Trial
 
 _ACTOR = "controller"
 _RELAUNCH_SECONDS = 5.0
+OVERDUE_SECONDS = 30.0
+"""How long after its grace an Attempt may still run before it is killed past its own watcher."""
 
 log = structlog.get_logger(__name__)
 
@@ -154,13 +156,7 @@ class Reconciler:
         seen = self._engine.observe([item.allocation.attempt_id for item in looked_at])
         news = _News()
         for item in looked_at:
-            found = seen[item.allocation.attempt_id]
-            if item.trial.state is State.PREPARING:
-                self._preparing(item, found, news)
-            elif item.trial.state is State.STOPPING:
-                self._stopping(item, found, news)
-            elif found.phase is not Phase.RUNNING:
-                news.ended.append((item, found))
+            self._sort(item, seen[item.allocation.attempt_id], news)
         if news.started:
             self._store_started(news.started)
         if news.failed:
@@ -170,9 +166,39 @@ class Reconciler:
         if news.ended:
             self._end(news.ended)
 
+    def _sort(self, item: Active, found: Observation, news: _News) -> None:
+        """What the evidence means for a Trial in its state."""
+        if self._overdue(item, found):
+            self._workers.releasing.start(item.allocation.id, partial(self._kill, item))
+        elif item.trial.state is State.PREPARING:
+            self._preparing(item, found, news)
+        elif item.trial.state is State.STOPPING:
+            self._stopping(item, found, news)
+        elif found.phase is not Phase.RUNNING:
+            news.ended.append((item, found))
+
     def _may_end(self, allocation_id: str) -> bool:
         """Whether nobody collects for this Allocation now, or did and waits to be recorded."""
         return self._workers.collecting.offers(allocation_id) and allocation_id not in self._collected
+
+    def _overdue(self, item: Active, found: Observation) -> bool:
+        """Whether the engine should have ended the program long ago, by a stop or its timeout.
+
+        The engine's own watcher does that, and it can be killed, stopped or deceived by the program.
+        """
+        if found.phase is not Phase.RUNNING:
+            return False
+        trial, grace = item.trial, self._policy.stop_grace_seconds + OVERDUE_SECONDS
+        ends = [] if trial.stop_accepted_at is None else [trial.stop_accepted_at + grace]
+        if found.started_at is not None:
+            ends.append(found.started_at + trial.timeout_seconds + grace)
+        return any(self._clock() > end for end in ends)
+
+    def _kill(self, item: Active) -> bool:
+        attempt_id = item.allocation.attempt_id
+        log.warning("nobody ended it in time; it is killed", attempt=attempt_id, trial=item.trial.id)
+        self._engine.kill(attempt_id)
+        return self._engine.observe([attempt_id])[attempt_id].phase is not Phase.RUNNING
 
     def _has_news(self, item: Active, changed: set[str]) -> bool:
         attempt_id, state = item.allocation.attempt_id, item.trial.state

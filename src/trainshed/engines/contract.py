@@ -16,7 +16,9 @@ call again, so every method below is idempotent. The numbered rules are what the
     re-parented, and answers ``confirmed`` only on evidence (promise P6).
 8.  ``sweep`` finds and ends whatever carries our mark and belongs to no attempt in ``known``.
 9.  The work directory stays readable until ``release``; the log until ``forget``.
-10. Exit codes are raw: a signal ``N`` is reported as ``128 + N`` together with ``signal=N``.
+10. ``kill`` ends an attempt whose own watcher does not: within seconds it is ``EXITED`` or ``LOST``,
+    with its work directory still there.
+11. Exit codes are raw: a signal ``N`` is reported as ``128 + N`` together with ``signal=N``.
 """
 
 from __future__ import annotations
@@ -188,6 +190,13 @@ class Engine(Protocol):
 
     def stop(self, attempt_id: str, *, grace_seconds: float | None = None) -> None:
         """Ask the attempt to end; returns at once. Unknown ids are remembered as stopped."""
+        ...
+
+    def kill(self, attempt_id: str) -> None:
+        """End the attempt by force, its watcher included; may block seconds. Its outputs stay readable.
+
+        For attempts that did not end when they had to: after a stop and its grace, or past their timeout.
+        """
         ...
 
     def work_directory(self, attempt_id: str) -> Path:

@@ -71,7 +71,12 @@ def write_durably(folder: StrPath, name: str, content: Json) -> None:
     """Replace ``name`` so that after a crash it holds the old or the new content, nothing else."""
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(4).hex()}")
     _write_new(temporary, os.O_EXCL, json.dumps(content).encode())
-    os.rename(temporary, os.path.join(folder, name))
+    place = os.path.join(folder, name)
+    try:
+        os.rename(temporary, place)
+    except IsADirectoryError:
+        os.rename(place, f"{temporary}.was")  # nothing of ours: the program put it there
+        os.rename(temporary, place)
     sync_directory(folder)
 
 
@@ -125,12 +130,17 @@ def exists(folder: StrPath, name: str) -> bool:
 
 
 def acquire(folder: StrPath) -> int | None:
-    """Take the lock and return the descriptor that holds it; ``None`` if another process has it.
+    """Take the lock and return the descriptor that holds it; ``None`` if it is not to be had.
+
+    That is while another process has it, and for ever where the program put a directory in its place.
 
     The lock belongs to the open file description: it goes when the last copy of the descriptor is
     closed, at the latest with the process. That is what makes a free lock evidence.
     """
-    fd = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except IsADirectoryError:
+        return None
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
     except OSError as error:
@@ -200,7 +210,12 @@ def record_exit(folder: StrPath, content: Json) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.rename(path, os.path.join(folder, EXIT))
+    place = os.path.join(folder, EXIT)
+    try:
+        os.rename(path, place)
+    except IsADirectoryError:
+        os.rename(place, f"{path}.was")
+        os.rename(path, place)
     sync_directory(folder)
 
 

@@ -52,6 +52,8 @@ class Script:
     ended_by: EndedBy = EndedBy.EXIT
     lost_after: float | None = None
     """From the start to the moment its watcher vanishes without a trace."""
+    deaf: bool = False
+    """Its watcher hears of no stop and keeps no timeout: only a kill ends it early."""
     reported_after: float = 0.0
     """How long an end goes unnoticed: it is observed as running until then."""
     refusals: tuple[EngineError, ...] = ()
@@ -236,6 +238,13 @@ class FakeEngine:
                 files.frames.write_bytes(_log(attempt, observation))
         return files
 
+    def kill(self, attempt_id: str) -> None:
+        """See `Engine.kill`."""
+        with self._guard:
+            self.stop(attempt_id, grace_seconds=0)
+            if self._observe(attempt_id).phase is Phase.RUNNING:
+                self.lose(attempt_id)
+
     def release(self, attempt_id: str) -> Release:
         """See `Engine.release`."""
         with self._guard:
@@ -310,7 +319,7 @@ class FakeEngine:
             (start + launch.timeout_seconds, EndedBy.TIMEOUT, launch.stop_grace_seconds),
             (attempt.stopped_at, EndedBy.STOP, attempt.grace or 0.0),
         ):
-            if at is None or at >= own_at:
+            if at is None or at >= own_at or script.deaf:
                 continue
             number = 15 if script.heeds_sigterm and grace else 9
             ended_at = at if script.heeds_sigterm else at + grace

@@ -23,7 +23,7 @@ from trainshed.engines.local import evidence, gpus, isolation, machine
 from trainshed.engines.local.environment import base_environment, program_environment
 from trainshed.engines.local.forks import ForkServer
 from trainshed.engines.local.isolation import Isolation
-from trainshed.engines.local.release import release
+from trainshed.engines.local.release import kill, release
 from trainshed.jobkit import cgroups, folder, linux, procs, shim, tree
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node, simulated_share
@@ -259,7 +259,7 @@ class LocalEngine:
     def stop(self, attempt_id: str, *, grace_seconds: float | None = None) -> None:
         """See `Engine.stop`. A repeated stop can only make the end come sooner."""
         path = self._path(attempt_id)
-        if folder.exists(path, folder.EXIT):
+        if folder.exists(path, folder.EXIT) and not folder.is_held(path):
             return
         if not path.is_dir():
             path.mkdir(mode=0o700, exist_ok=True)
@@ -274,6 +274,11 @@ class LocalEngine:
                 shim.record_unstarted(path, shim.STOP, shim.STOPPED_BEFORE)
         finally:
             os.close(lock)
+
+    def kill(self, attempt_id: str) -> None:
+        """See `Engine.kill`."""
+        self.stop(attempt_id, grace_seconds=0)
+        kill(self._path(attempt_id), self._layout, self.instance)
 
     def release(self, attempt_id: str) -> Release:
         """See `Engine.release`. What is released can never start again."""

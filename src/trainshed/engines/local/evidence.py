@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from trainshed.engines.contract import EndedBy, Exit, Observation, Phase
 from trainshed.jobkit import folder
 
+_DETAIL_CHARS = 1000
+_MOST_CODE = 255
+_LATEST = 1e11
+
 
 def observe(path: Path) -> Observation:
     """How far the attempt in ``path`` got.
 
     The start marker is read before the lock is tried and the exit record after it: only in that
-    order can a shim that starts or ends meanwhile not be taken for one that died.
+    order can a shim that starts or ends meanwhile not be taken for one that died. An exit record counts
+    only once its shim has let go of the lock: until then it is none, or one that the program forged.
     """
     started = folder.read(path, folder.STARTED)
     held = folder.is_held(path)
     ended = folder.read(path, folder.EXIT)
-    if held and started is None:
+    if started is None and (held or ended is not None):
         started = folder.read(path, folder.STARTED)
-    started_at = _number(started.get("at")) if started is not None else None
+    started_at = _time_or_none(started.get("at")) if started is not None else None
     if started is not None and started_at is None:
         started_at = _modified(path / folder.STARTED)  # its content did not survive a power loss
-    enforcement = dict((started or {}).get("enforcement") or {})
-    if ended is not None:
-        exit_ = _exit(ended)
+    enforcement = _texts((started or {}).get("enforcement"))
+    exit_ = None if held or ended is None else _exit(ended)
+    if exit_ is not None:
         began = None if exit_.code is None else started_at
         return Observation(Phase.EXITED, began, exit_, exit_.detail, enforcement)
     if held:
         phase = Phase.PREPARING if started is None else Phase.RUNNING
         return Observation(phase, started_at, enforcement=enforcement)
     if started is not None:
-        detail = "Whoever watched the program is gone and left no exit record."
+        left = "no exit record" if ended is None else "a damaged exit record"
+        detail = f"Whoever watched the program is gone and left {left}."
         return Observation(Phase.LOST, started_at, detail=detail, enforcement=enforcement)
     if folder.exists(path, folder.STOP):
         stopped = Exit(
@@ -44,23 +51,55 @@ def observe(path: Path) -> Observation:
     return Observation(Phase.ABSENT)
 
 
-def _exit(record: dict[str, Any]) -> Exit:
-    return Exit(
-        code=record.get("code"),
-        signal=record.get("signal"),
-        ended_by=EndedBy(record.get("ended_by", EndedBy.EXIT)),
-        finished_at=float(record.get("finished_at", 0.0)),
-        detail=str(record.get("detail", "")),
-        usage={str(name): float(value) for name, value in (record.get("usage") or {}).items()},
-    )
+def _exit(record: dict[str, Any]) -> Exit | None:
+    """The exit record, or nothing if it is not one that a shim writes (damaged, or made by the program)."""
+    try:
+        usage = {str(name): _finite(value) for name, value in record["usage"].items()}
+        return Exit(
+            code=_small(record["code"]),
+            signal=_small(record["signal"]),
+            ended_by=EndedBy(record["ended_by"]),
+            finished_at=_time(record["finished_at"]),
+            detail=str(record["detail"])[:_DETAIL_CHARS],
+            usage=usage,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _small(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_CODE):
+        return value
+    raise ValueError("not an exit code or signal")
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError("not a finite number")
+    return float(value)
+
+
+def _time(value: object) -> float:
+    """Unix seconds that a date can be made of."""
+    seconds = _finite(value)
+    if not 0 <= seconds <= _LATEST:
+        raise ValueError("not a time")
+    return seconds
+
+
+def _time_or_none(value: object) -> float | None:
+    try:
+        return _time(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
 
 
 def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:
+    except OSError:
         return 0.0

@@ -66,6 +66,18 @@ def release(path: Path, layout: Layout, instance: str) -> Release:
     return Release(work_gone, checks, killed)
 
 
+def kill(path: Path, layout: Layout, instance: str) -> None:
+    """End the shim of the attempt in ``path`` and everything it started, whoever listens or not."""
+    pid = folder.holder(path)
+    if pid is not None:
+        _kill_holder(pid, path / folder.LOCK)
+    _wait(lambda: not folder.is_held(path), _KILLED_SHIM_SECONDS)
+    group = Group(layout, path.name)
+    if group.exists():
+        group.kill_until_empty(_GROUP_SECONDS)
+    _end_marked(path, instance)
+
+
 def _end_shim(path: Path) -> bool:
     """Wait until nobody holds the lock; kill the holder if it does not leave by itself."""
     if _wait(lambda: not folder.is_held(path), _SHIM_SECONDS):
