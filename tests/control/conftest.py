@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from support.deployment import Deployment, FakeDeployment, LocalDeployment
 from trainshed.store.database import Database
+
+_DATABASES = os.environ.get("TRAINSHED_TEST_DATABASES", "sqlite,postgresql").split(",")
+
+
+@pytest.fixture(scope="module", params=_DATABASES)
+def reused_database(request: pytest.FixtureRequest, tmp_path_factory) -> Iterator[Database]:
+    """One database of each kind for the many short runs of a module, which empty it themselves."""
+    if request.param == "sqlite":
+        path = tmp_path_factory.mktemp("reused") / "database.sqlite"
+        shutil.copyfile(request.getfixturevalue("_migrated_sqlite"), path)
+        opened = Database(f"sqlite:///{path}")
+        yield opened
+        opened.close()
+        return
+    cluster = request.getfixturevalue("postgres")
+    template = request.getfixturevalue("_migrated_postgres")
+    opened = Database(cluster.create_database("reused", template))
+    yield opened
+    opened.close()
+    cluster.drop_database("reused")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def _until_ended(d: FakeDeployment, *jobs: str, watch=lambda: None) -> list[Fact
         watch()
         return all(d.facts(job).settled for job in jobs)
 
-    d.run_until(ended)
+    d.run_until(ended, pause=5.0)
     return [d.facts(job) for job in jobs]
 
 
@@ -77,12 +77,12 @@ def test_a_budget_that_is_used_up_refuses_and_one_that_is_raised_admits(fake):
     d = fake(nodes=[fleet(8)], default=Script(run_seconds=900.0))
     d.add_project("poor", budget_gpu_seconds=1000.0)
     selector = d.publish(timeout_seconds=1000)
-    d.settle(d.submit(selector, "first", project="poor"))
+    d.settle(d.submit(selector, "first", project="poor"), pause=100.0)
     with pytest.raises(Refusal) as refused:
         d.submit(selector, "second", project="poor")
     assert refused.value.code == "INSUFFICIENT_BALANCE"
     d.change_project("poor", budget_gpu_seconds=5000.0)
-    assert d.settle(d.submit(selector, "second", project="poor")).trial.state is State.SUCCEEDED
+    assert d.settle(d.submit(selector, "second", project="poor"), 100.0).trial.state is State.SUCCEEDED
 
 
 def test_a_raised_limit_lets_waiting_trials_start_without_anything_else_happening(fake):
@@ -135,14 +135,14 @@ def test_P11_small_trials_fill_gaps_but_never_delay_the_first_in_line(fake):
     stream = []
 
     def more() -> bool:
-        if len(stream) < 60:
+        if len(stream) < 30:
             stream.append(d.submit(small, f"stream-{len(stream)}"))
         return d.facts(head).trial.state is State.RUNNING
 
     began = d.now()
-    d.run_until(more, pause=5.0)
+    d.run_until(more, pause=10.0)
     latest = 100.0 + 60.0 + d.policy.stop_grace_seconds
-    assert d.now() - began <= latest + 5.0, "by when it can start at the latest, whatever comes behind it"
+    assert d.now() - began <= latest + 10.0, "by when it can start at the latest, whatever comes behind it"
     _until_ended(d, running, head, *stream)
 
 

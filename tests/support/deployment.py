@@ -204,9 +204,9 @@ class Deployment:
             self.pass_time(pause)
         raise AssertionError(f"not in {steps} steps; last answer: {answer!r}")
 
-    def settle(self, job_id: str) -> Facts:
+    def settle(self, job_id: str, pause: float = 1.0) -> Facts:
         """Run until the Job has ended and everything it held is released."""
-        self.run_until(lambda: self.facts(job_id).settled)
+        self.run_until(lambda: self.facts(job_id).settled, pause=pause)
         return self.facts(job_id)
 
     # What people do
