@@ -133,13 +133,14 @@ def test_P6_a_process_that_cannot_be_killed_is_not_confirmed(
 ) -> None:
     local.engine.launch(local.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
     local.running("attempt-1")
+    shim = local.shim_pid("attempt-1")
+    os.kill(shim, signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        # The shim hears no stop and nobody's SIGKILL arrives: what a process stuck in a driver looks like.
+        # The shim does not act and nobody's SIGKILL arrives: what a process stuck in a driver looks like.
         patch.setattr("trainshed.engines.local.release._SHIM_SECONDS", 0.1)
         patch.setattr("trainshed.engines.local.release._KILLED_SHIM_SECONDS", 0.1)
         patch.setattr("trainshed.engines.local.release._GROUP_SECONDS", 0.1)
         patch.setattr("trainshed.engines.local.release._SCAN_SECONDS", 0.1)
-        patch.setattr("trainshed.jobkit.folder.poke", lambda *_: False)
         patch.setattr("trainshed.engines.local.release._kill_holder", lambda *_: None)
         patch.setattr("trainshed.jobkit.cgroups.Group.kill", lambda _: 0)
         patch.setattr("trainshed.jobkit.procs.kill_same", lambda *_: False)
@@ -148,6 +149,7 @@ def test_P6_a_process_that_cannot_be_killed_is_not_confirmed(
     assert release.checks["shim"] == "still holds its lock"
     assert "cannot be killed" in release.checks["cgroup"]
     assert local.processes("attempt-1")
+    os.kill(shim, signal.SIGCONT)
     assert local.engine.release("attempt-1").confirmed
     assert local.processes("attempt-1") == set()
 
