@@ -156,6 +156,18 @@ def test_P8_the_end_of_an_output_that_was_lost_is_said_and_not_taken_for_the_end
     assert "lost" in (page.missing_reason or "")
 
 
+def test_P8_a_file_of_another_size_than_was_written_is_said_to_be_changed(tmp_path: Path):
+    parts = [frame(STDOUT, b"one\n", at_ns=1), end()]
+    whole = output(tmp_path, "0", parts, file_bytes=sum(map(len, parts)))
+    assert walk([whole], reader_of([]), limit=10)[1].status == "complete"
+    whole.files.frames.write_bytes(parts[1])
+    _, page = walk([whole], reader_of([]), limit=10)
+    assert (page.status, page.missing_reason) == (
+        "partial",
+        "t0: its output was changed after it was written",
+    )
+
+
 def test_a_running_output_is_collecting_and_not_delivered(tmp_path: Path):
     a = output(tmp_path, "0", [frame(STDOUT, b"a\n")], ended=False)
     page = forward([a], None, Cursor(), limit=10)

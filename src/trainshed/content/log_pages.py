@@ -10,6 +10,7 @@ import contextlib
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -59,6 +60,8 @@ class Output:
     """Nothing will be appended any more."""
     deleted: bool = False
     """Retention has removed it."""
+    file_bytes: int | None = None
+    """Size of the whole file by the exit record, where there is one: what differs was tampered with."""
     dropped_bytes: int = 0
     """How many bytes were not kept in all, where that is known already."""
     lost: bool = False
@@ -331,15 +334,23 @@ def _state(output: Output, reader: LogReader, place: Place, *, has_more: bool) -
     dropped = max(place.dropped, output.dropped_bytes)
     if not output.ended:
         return SourceState(output, "collecting", dropped)
-    if not output.started and not reader.exists:
-        return SourceState(output, "complete", dropped)
     if not reader.exists:
-        return SourceState(output, "unavailable", dropped, "the file with its output is gone")
-    read_whole = not has_more
-    if output.lost or not (reader.ended if read_whole else reader.has_end()):
-        return SourceState(
-            output, "partial", dropped, "the end of its output was lost; what is shown is the beginning"
-        )
-    if dropped:
-        return SourceState(output, "partial", dropped, f"{dropped} bytes of its output were not kept")
-    return SourceState(output, "complete", dropped)
+        if output.started:
+            return SourceState(output, "unavailable", dropped, "the file with its output is gone")
+        return SourceState(output, "complete", dropped)
+    ended = reader.has_end() if has_more else reader.ended
+    missing = None
+    if output.file_bytes is not None and _size(output.files.frames) != output.file_bytes:
+        missing = "its output was changed after it was written"
+    elif output.lost or not ended:
+        missing = "the end of its output was lost; what is shown is the beginning"
+    elif dropped:
+        missing = f"{dropped} bytes of its output were not kept"
+    return SourceState(output, "partial" if missing else "complete", dropped, missing)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

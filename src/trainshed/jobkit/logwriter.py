@@ -57,6 +57,11 @@ class LogWriter:
         self.dropped_bytes = 0
         """Payload lost to the limit or to a full disk."""
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file so far, frames and all."""
+        return self._offset
+
     def read(self, stream: Stream) -> int:
         """Take what the pipe holds, up to one buffer full. 0 at the end, -1 if there is nothing now."""
         held = len(stream.held)

@@ -331,6 +331,7 @@ class _Attempt:
             "max_memory_mb": memory / cgroups.MIB,
             "cpu_seconds": children.ru_utime + children.ru_stime,
             "log_bytes": self._log.written_bytes,
+            "log_file_bytes": self._log.file_bytes,
             "dropped_log_bytes": self._log.dropped_bytes,
         }
         group.remove(1.0)

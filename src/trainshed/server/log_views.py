@@ -208,6 +208,7 @@ class JobLog:
             ended=attempt.ended_at is not None or trial.state in TERMINAL,
             deleted=attempt.log_deleted_at is not None,
             dropped_bytes=int(usage.get("dropped_log_bytes", 0)),
+            file_bytes=_whole(usage.get("log_file_bytes")),
             lost=attempt.ended_by == Ending.LOST,
         )
 
@@ -291,3 +292,7 @@ def _output_document(item: OutputRecord) -> dict[str, Any]:
     if record.partial:
         document["partial"] = True
     return document
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
