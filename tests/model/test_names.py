@@ -80,6 +80,13 @@ def test_any_text_is_either_refused_or_read_back_unchanged(text):
         assert str(parse_selector(text)) == text
 
 
+def test_namespace_and_name_have_at_most_128_characters_each():
+    assert parse_selector(f"{'n' * 128}/{'x' * 128}@main").name == "x" * 128
+    for text, label in ((f"{'n' * 129}/x@main", "namespace"), (f"n/{'x' * 129}@main", "name")):
+        with pytest.raises(ValueError, match=f"the {label} has at most 128 characters, this one 129"):
+            parse_selector(text)
+
+
 @pytest.mark.parametrize("text", ["team/net@main", f"team/net@{COMMIT}", "A.b-c_d/0@feature/x-1", "t/n@v1.0"])
 def test_good_selectors(text):
     assert str(parse_selector(text)) == text

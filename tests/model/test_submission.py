@@ -113,7 +113,9 @@ def test_the_type_must_be_given():
 # The request id (A4)
 
 
-@pytest.mark.parametrize("value", ["", " ", "\t\n", "x" * 129, 1, None, True, ["r"], "a\x00b", "a\ud800"])
+@pytest.mark.parametrize(
+    "value", ["", " ", "\t\n", "x" * 129, 1, None, True, ["r"], "a\x00b", "a\ud800", "a\tb", "a\x1b[0m"]
+)
 def test_A4_a_bad_request_id_is_refused(value):
     assert faults({**document(), "request_id": value}) == {"request_id": "INVALID_REQUEST_ID"}
 

@@ -131,9 +131,17 @@ def test_a_malformed_publication_is_refused(sqlite_site: Site, frozen, change: d
     assert code(publish(sqlite_site, frozen, **change)) == (422, "INVALID_RUNNER")
 
 
-@pytest.mark.parametrize("name", ["-a/b", "a/b%20c", "%C3%A4/b", "a/%2E%2E"])
+@pytest.mark.parametrize("name", ["-a/b", "a/b%20c", "%C3%A4/b", "a/%2E%2E", "a/b%00", "a/%FF"])
 def test_a_malformed_name_is_refused(sqlite_site: Site, frozen, name: str):
     assert code(publish(sqlite_site, frozen, name)) == (422, "INVALID_RUNNER")
+
+
+@pytest.mark.parametrize("name", [f"{'n' * 129}/b", f"a/{'x' * 129}", f"a/{'x' * 6000}"])
+def test_a_name_longer_than_128_characters_is_refused_with_the_rule(site: Site, frozen, name: str):
+    answer = publish(site, frozen, name)
+    assert code(answer) == (422, "INVALID_RUNNER")
+    assert "at most 128 characters" in answer.json()["message"]
+    assert publish(site, frozen, f"{'n' * 128}/{'x' * 128}").status_code == 201
 
 
 def test_a_namespace_belongs_to_the_project_that_first_publishes_in_it(site: Site, frozen):

@@ -55,7 +55,7 @@ CODES: Mapping[str, Code] = {
         Code(
             "INVALID_REQUEST_ID",
             422,
-            "Write a request_id of 1 to 128 characters into the request, or give --request-id.",
+            "Write a request_id of 1 to 128 printable characters into the request, or give --request-id.",
         ),
         Code("JOB_REQUEST_CONFLICT", 409, "Use a new request_id for changed input."),
         Code(

@@ -31,7 +31,7 @@ from typing import Any
 
 from trainshed.model.errors import Fault, FaultList
 from trainshed.model.globs import MAX_PATTERNS, OutputPatterns, pattern_fault
-from trainshed.model.selectors import NAME_PART, image_fault
+from trainshed.model.selectors import MAX_NAME_PART_CHARS, NAME_PART, image_fault
 from trainshed.model.submission import (
     GPU_TYPE,
     MAX_COMMAND_BYTES,
@@ -321,7 +321,8 @@ def _word_fault(value: str) -> str | None:
 def _name_fault(value: str) -> str | None:
     parts = value.split("/")
     well_formed = len(parts) == 2 and all(map(NAME_PART.fullmatch, parts))  # noqa: PLR2004 - namespace, name
-    return None if well_formed else "must be namespace/name, each of letters, digits, `.`, `_`, `-`"
+    said = f"must be namespace/name, each of 1 to {MAX_NAME_PART_CHARS} letters, digits, `.`, `_`, `-`"
+    return None if well_formed else said
 
 
 def _gpu_type_fault(value: str) -> str | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+MAX_NAME_PART_CHARS = 128
+NAME_PART = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_PART_CHARS - 1}}}")
+"""A Runner's namespace, or its name."""
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 MAX_SELECTOR_CHARS = 512
 MAX_IMAGE_CHARS = 512
@@ -39,6 +41,15 @@ class Selector:
         return f"{self.namespace}/{self.name}@{self.revision}"
 
 
+def name_part_fault(label: str, part: str) -> str | None:
+    """Why ``part`` cannot be a Runner's namespace or name, whichever ``label`` says; or ``None``."""
+    if len(part) > MAX_NAME_PART_CHARS:
+        return f"the {label} has at most {MAX_NAME_PART_CHARS} characters, this one {len(part)}"
+    if not NAME_PART.fullmatch(part):
+        return f"the {label} must start with a letter or digit and hold only letters, digits, `.`, `_`, `-`"
+    return None
+
+
 def revision_fault(revision: str) -> str | None:
     """Why ``revision`` cannot be one (contract E b2), or ``None``."""
     if not revision:
@@ -63,10 +74,8 @@ def parse_selector(text: str) -> Selector:
     if len(parts) != 2:  # noqa: PLR2004 - a namespace and a name
         raise ValueError("write namespace/name@revision; there must be exactly one `/` before the `@`")
     for label, part in zip(("namespace", "name"), parts, strict=True):
-        if not NAME_PART.fullmatch(part):
-            raise ValueError(
-                f"the {label} must start with a letter or digit and hold only letters, digits, `.`, `_`, `-`",
-            )
+        if fault := name_part_fault(label, part):
+            raise ValueError(fault)
     if fault := revision_fault(revision):
         raise ValueError(fault)
     return Selector(parts[0], parts[1], revision)

@@ -183,6 +183,10 @@ def _request_id(document: Mapping[str, Any], faults: FaultList) -> str:
         )
     elif fault := _text_fault(value):
         faults.add("request_id", code, f"`request_id` {fault}")
+    elif not value.isprintable():
+        place = next(place for place, letter in enumerate(value) if not letter.isprintable())
+        said = f"{_show(value[place])} at character {place} is none"
+        faults.add("request_id", code, f"`request_id` may hold printable characters only; {said}")
     return value
 
 

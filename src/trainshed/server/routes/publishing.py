@@ -7,7 +7,7 @@ import re
 from trainshed.content.blobs import DigestMismatch
 from trainshed.model.access import PROJECT_ID, Permission, Visibility
 from trainshed.model.errors import Refusal
-from trainshed.model.selectors import NAME_PART
+from trainshed.model.selectors import name_part_fault
 from trainshed.server.bodies import Body
 from trainshed.server.endpoints import Call, Operation, Reply, Routes
 from trainshed.server.publisher import publish
@@ -101,10 +101,8 @@ def publish_revision(call: Call, namespace: str, name: str) -> Reply:
 
     The git objects sent prove that the commit holds exactly these files.
     """
-    if not NAME_PART.fullmatch(namespace) or not NAME_PART.fullmatch(name):
-        raise Refusal.of(
-            "INVALID_RUNNER", "namespace and name hold letters, digits, `.`, `_` and `-` only", path="name"
-        )
+    if fault := name_part_fault("namespace", namespace) or name_part_fault("name", name):
+        raise Refusal.of("INVALID_RUNNER", fault, path="name")
     services = call.services
     published = publish(
         services.database,
