@@ -6,6 +6,7 @@ Only click is imported here; a command's module loads when it runs, so ``--help`
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import click
 from trainshed import __version__
 from trainshed.cli.exits import Exit, exit_for
 from trainshed.cli.lazy import LazyGroup
+from trainshed.cli.output import plain
 from trainshed.cli.session import Session
 from trainshed.sdk.errors import TrainshedError
 
@@ -58,6 +60,7 @@ def root(session: Session, url: str | None, project: str | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status (`trainshed.cli.exits`)."""
     session = Session(program=_program_name())
+    _fill_in_closed_streams()
     try:
         status = root.main(
             args=list(arguments) if arguments is not None else None,
@@ -65,8 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             standalone_mode=False,
             obj=session,
         )
+        sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(file=shown)
+        click.echo(plain(shown.getvalue()), err=True, nl=False)
         return Exit.USAGE
     except click.Abort:
         click.echo("interrupted", err=True)
@@ -77,9 +83,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exit_for(error)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing is wrong, and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return Exit.OK
+    except OSError as error:
+        # Files that a command names are handled where they are used; what remains is the output.
+        _give_up_stdout()
+        said = error.strerror or type(error).__name__
+        where = f"{error.filename}: {said}" if error.filename else f"cannot write the output: {said}"
+        session.report(TrainshedError(where))
+        return Exit.FAILED
     return status if isinstance(status, int) else Exit.OK
+
+
+def _give_up_stdout() -> None:
+    """Let nothing fail a second time when the interpreter empties its buffers at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _fill_in_closed_streams() -> None:
+    """Give standard streams that were closed (``>&-``) their numbers back.
+
+    Else the next file opened gets the number, and lines for people or programs end up in it. What is written
+    to a closed stdout fails, as it does for every program.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _program_name() -> str:

@@ -59,6 +59,8 @@ class IdOf(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
+        if not text.strip():
+            self.fail(f"the id of the {self.kind} is empty", param, ctx)
         program = ctx.find_root().info_name if ctx else "trainshed"
         for prefix, kind, command in self._KINDS:
             if text.startswith(prefix) and kind != self.kind:

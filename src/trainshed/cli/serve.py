@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +72,8 @@ def serve(
     Exits 0 after a clean end, 2 for unusable settings, 3 for an unusable data folder, 4 if another server
     uses it, 5 if it cannot listen, 6 if the database does not answer or is newer than this program.
     """
+    # Nothing runs yet, so nothing has to end; loading the server takes half a second.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.OK))
     from trainshed.sdk.home import find_home  # noqa: PLC0415 - `--help` must not pay for it
     from trainshed.server import run  # noqa: PLC0415 - as above
 

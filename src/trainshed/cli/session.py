@@ -91,7 +91,7 @@ class Session:
             click.echo(json.dumps(_error_document(error, self.suggestions)), err=True)
             return
         for line in _told(error):
-            click.echo(plain(line), err=True)
+            click.echo(plain(line).replace("\n", " "), err=True)
         if self.suggestions:
             click.echo(f"  did you mean {' or '.join(map(plain, self.suggestions))}?", err=True)
         if error.hint:

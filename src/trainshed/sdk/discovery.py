@@ -16,8 +16,9 @@ server.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from trainshed.sdk import embedded
@@ -25,6 +26,7 @@ from trainshed.sdk.errors import ConfigurationError
 from trainshed.sdk.home import Home, find_home, read_private, write_private
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+_KEY = re.compile(r"[A-Za-z0-9._~-]{1,512}")
 _PATHS = {"": "", "/v1": "", "/api": "/api", "/api/v1": "/api"}
 
 
@@ -33,10 +35,19 @@ class Connection:
     """An address, the key for it, and where both came from."""
 
     url: str
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     project: str | None
     source: str
     """``argument``, ``TRAINSHED_URL``, ``ENVLOOP_BASE_URL``, ``login`` or ``embedded``."""
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and not _KEY.fullmatch(self.api_key):
+            # Its text is never shown, not even in part.
+            raise ConfigurationError(
+                f"the key for {self.url} cannot be one: it holds more than letters, digits and . _ ~ -, "
+                "or over 512 of them",
+                hint="Look at TRAINSHED_API_KEY, or where else the key comes from: a line end in it, say.",
+            )
 
     @property
     def loopback(self) -> bool:

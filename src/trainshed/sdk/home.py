@@ -6,6 +6,7 @@ and ``~/.local/share/trainshed`` on Linux).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -65,8 +66,16 @@ def find_home(environ: Mapping[str, str] | None = None) -> Home:
 
 def private_folder(path: Path) -> Path:
     """Create ``path`` for its owner only; refuses one that others may enter or that is not ours."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_owner(path, path.stat(follow_symlinks=False), stat.S_ISDIR, "a folder")
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        info = path.stat(follow_symlinks=False)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot make the folder {path}: {error.strerror}",
+            hint="Set TRAINSHED_HOME to a folder of yours.",
+        ) from None
+    _check_owner(path, info, stat.S_ISDIR, "a folder")
     return path
 
 
