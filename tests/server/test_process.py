@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -257,3 +258,96 @@ def test_an_idle_server_takes_less_than_120_mb(running: ServerProcess):
     for line in Path(f"/proc/{running.pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             assert int(line.split()[1]) < 120_000
+
+
+def test_a_full_disk_does_not_keep_the_server_from_starting(tmp_path: Path):
+    """What is stored stays readable; submissions are refused as `STORAGE_FULL` and readiness says why."""
+    small = tmp_path / "data"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "none", str(small)], check=True)
+    server = FoundByItsLog(small)
+    try:
+        server.start()
+        job_id = server.submit({"request_id": "before", "spec": submission("true")["spec"]})
+        server.wait_for_release(job_id)
+        fill(small / "fill")
+        assert not_ready(server)["storage"] == "cannot be written: No space left on device"
+        server.kill()
+        (small / "server.json").unlink()
+        fill(small / "fill more")
+        server.start()
+        assert server.job(job_id)["status"] == "completed"
+        assert "storage" in not_ready(server)
+        refused = server.http().post("/v1/jobs", {**submission("true"), "request_id": "full"})
+        assert (refused.status, refused.code) == (507, "STORAGE_FULL")
+        (small / "fill").unlink()
+        wait_until(lambda: server.http().get("/readyz").status == 200, 10)
+        again = server.submit({"request_id": "after", "spec": submission("true")["spec"]})
+        server.wait_for_release(again)
+        assert server.stop() == 0
+        assert "Traceback" not in server.tail(10**6)
+    finally:
+        if server.running:
+            server.kill()
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+class FoundByItsLog(ServerProcess):
+    """A server that has no room to announce itself in its data folder."""
+
+    def _announced(self) -> str:
+        assert self.running, self.tail()
+        ready = [json.loads(line) for line in self.tail(10**6).splitlines() if '"event": "ready"' in line]
+        return str(ready[-1]["url"]) if ready and ready[-1]["pid"] == self.pid else ""
+
+
+def fill(place: Path) -> None:
+    """Write until nothing more fits."""
+    with contextlib.suppress(OSError), place.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def not_ready(server: ServerProcess) -> dict[str, str]:
+    """The checks of ``/readyz`` that fail, once it says 503; it looks at the disk once a second."""
+
+    def failing() -> dict[str, str]:
+        answer = server.http().get("/readyz")
+        checks = answer.json["checks"].items()
+        return {name: said for name, said in checks if said != "ok"} if answer.status == 503 else {}
+
+    return wait_until(failing, 10)
+
+
+def test_a_first_start_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(small)], check=True)
+    try:
+        fill(small / "fill")
+        done = serve(small / "data")
+        assert done.returncode in {EXIT_FOLDER, EXIT_DATABASE}
+        assert "Traceback" not in done.stderr
+        one_line(done, done.returncode)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_database_that_was_moved_away_is_noticed_while_running_and_at_the_start(running: ServerProcess):
+    job_id = running.submit({"request_id": "kept", "spec": submission("true")["spec"]})
+    running.wait_for_release(job_id)
+    place = running.data / "trainshed.sqlite"
+    names = ["", "-wal", "-shm"]
+    for name in names:
+        place.with_name(place.name + name).rename(running.data / f"away{name}")
+    refused = running.http().post("/v1/jobs", {**submission("true"), "request_id": "lost"})
+    assert (refused.status, refused.code) == (503, "DATABASE_UNAVAILABLE")
+    assert "moved or replaced" in not_ready(running)["database"]
+    assert running.stop() == 0
+    one_line(serve(running.data), EXIT_FOLDER, "trainshed.sqlite is missing", "--database-url")
+    assert not place.exists()
+    for name in names:
+        if (running.data / f"away{name}").exists():
+            (running.data / f"away{name}").rename(place.with_name(place.name + name))
+    running.start()
+    assert running.job(job_id)["status"] == "completed"

@@ -116,8 +116,8 @@ def test_HEAD_is_answered_as_GET_without_a_body_and_nothing_is_logged(server: Se
 
 def stuck_body(server: ServerProcess) -> socket.socket:
     connection = connect(server)
-    head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\nContent-Length: 9\r\n\r\n{{"
-    connection.sendall(head.encode())
+    lines = ["POST /v1/jobs HTTP/1.1", "Host: x", f"Authorization: Bearer {server.key}", "Content-Length: 9"]
+    connection.sendall(("\r\n".join(lines) + "\r\n\r\n{").encode())
     return connection
 
 

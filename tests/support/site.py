@@ -127,6 +127,7 @@ def open_site(
     limiter: RateLimiter | None = None,
     bodies: BodyLimits | None = None,
     policy: ServerPolicy | None = None,
+    alone: bool = False,
 ) -> Iterator[Site]:
     clock = Clock()
     data.mkdir(exist_ok=True)
@@ -143,7 +144,7 @@ def open_site(
         wake=lambda: woken.append(True),
         machine=Machine("all", data),
         seal=CursorSeal(instance),
-        watch=JobWatch(database),
+        watch=JobWatch(database, alone=alone),
         keys=KeyWatch(database, clock),
         queue=QueueReader(),
         limiter=limiter or RateLimiter(DEFAULT_RATES),

@@ -247,7 +247,8 @@ def _refuse_what_is_no_text(call: Call, operation: Operation, path: Mapping[str,
     The codes are those that the operation declares for an unknown name or a bad parameter. An operation that
     declares none judges the names in its path by itself.
     """
-    unknown = [code for code in operation.refuses if code.endswith("_NOT_FOUND")]
+    # A blob that is not there is one that a body names.
+    unknown = [c for c in operation.refuses if c.endswith("_NOT_FOUND") and c != "BLOB_NOT_FOUND"]
     for name, value in path.items() if unknown else ():
         if not _is_text(value):
             own = f"{name.removesuffix('_id').upper()}_NOT_FOUND"

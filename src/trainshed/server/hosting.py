@@ -11,7 +11,7 @@ from trainshed.control.controller import Controller
 from trainshed.store.leadership import Leadership
 
 CHECK_SECONDS = 2.0
-_FIRST_LOOK_SECONDS = 30.0
+_FIRST_LOOK_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
