@@ -50,6 +50,18 @@ _PATH: Mapping[str, tuple[str, str]] = {
 """What path parameters of these names mean, and an example of each."""
 
 
+_UNKNOWN: Mapping[str, str] = {
+    "job_id": "JOB_NOT_FOUND",
+    "trial_id": "TRIAL_NOT_FOUND",
+    "artifact_id": "ARTIFACT_NOT_FOUND",
+    "key_id": "KEY_NOT_FOUND",
+    **dict.fromkeys(("namespace", "name", "revision", "path"), "RUNNER_NOT_FOUND"),
+    "project": "PROJECT_NOT_FOUND",
+    "user": "MEMBER_NOT_FOUND",
+}
+"""With which code an operation that declares it refuses an unknown one."""
+
+
 def _decoded(text: str) -> str:
     return unquote(text, errors="surrogateescape")
 
@@ -245,15 +257,12 @@ def _refuse_what_is_no_text(call: Call, operation: Operation, path: Mapping[str,
     """Refuse NUL and bytes that are no UTF-8: nothing can have such a name, and PostgreSQL takes neither.
 
     The codes are those that the operation declares for an unknown name or a bad parameter. An operation that
-    declares none judges the names in its path by itself.
+    declares none judges such a name by itself.
     """
-    # A blob that is not there is one that a body names.
-    unknown = [c for c in operation.refuses if c.endswith("_NOT_FOUND") and c != "BLOB_NOT_FOUND"]
-    for name, value in path.items() if unknown else ():
-        if not _is_text(value):
-            own = f"{name.removesuffix('_id').upper()}_NOT_FOUND"
-            code = own if own in unknown else unknown[0]
-            raise Refusal.of(code, f"`{name}` holds NUL or is no UTF-8, so nothing has this name", path=name)
+    for name, value in path.items():
+        if _UNKNOWN.get(name) in operation.refuses and not _is_text(value):
+            said = f"`{name}` holds NUL or is no UTF-8, so nothing has this name"
+            raise Refusal.of(_UNKNOWN[name], said, path=name)
     for param in operation.params:
         if param.where == "query" and param.refuses and not _is_text(call.query.get(param.name, "")):
             raise Refusal.of(param.refuses[0], f"`{param.name}` holds NUL", path=param.name)
