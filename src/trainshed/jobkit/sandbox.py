@@ -52,10 +52,10 @@ def _arguments(path: str, sandbox: Json, shm_bytes: int) -> list[str]:
         # Programs that look up their own name to talk to themselves find the only address there is.
         arguments += ("--unshare-net", "--hostname", "localhost")
     arguments += ("--cap-drop", "ALL", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
-    arguments += ("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm")  # noqa: S108
+    arguments += ("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm")  # noqa: S108 - inside
     for device in sandbox["devices"]:
         arguments += ("--dev-bind", device, device)
-    for place in ("/tmp", "/var/tmp"):  # noqa: S108
+    for place in ("/tmp", "/var/tmp"):  # noqa: S108 - inside the sandbox
         arguments += ("--bind", temporary, place)
     for hidden in sandbox["hide"]:
         if not hidden.startswith(tuple(f"{place}/" for place in _REPLACED)) and os.path.isdir(hidden):
