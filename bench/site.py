@@ -108,6 +108,11 @@ class Site:
 
         return wait_for(there, seconds, f"the end of {job_id}", pause)
 
+    def last_released(self) -> None:
+        """Wait until the Job that was submitted last, and so all before it, has ended and is released."""
+        newest = self.call("GET", "/v1/jobs?limit=1")["items"][0]["job_id"]
+        self.released(newest, 120.0, pause=0.2)
+
     def stop_job(self, job_id: str) -> None:
         self.call("POST", f"/v1/jobs/{job_id}/stop", {})
         self.released(job_id, 30.0)

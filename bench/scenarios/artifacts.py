@@ -27,7 +27,7 @@ def measure(bench: Bench) -> list[Figure]:
         room = {"storage_mb": 4 * mib + 64}
         job = site.submit(runner, "store", command=f"mkdir out; cp {source} out/file", resources=room)
         trial = site.released(job, 120.0)["training"]["trials"][0]
-        stored = mib / (seconds_of(trial["finished_at"]) - seconds_of(trial["attempts"][0]["ended_at"]))
+        stored = mib / (seconds_of(trial["updated_at"]) - seconds_of(trial["attempts"][0]["ended_at"]))
         downloaded = mib / _download(site, trial["trial_id"])
     hashed = Peer("sha256sum + cp", mib / _hash_and_copy(source, bench.place / "copy", sync=False))
     synced = Peer("sha256sum + cp + sync", mib / _hash_and_copy(source, bench.place / "copy", sync=True))

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
+from bench.busy import busy_fleet
 from bench.figures import Bench, Budget, Figure, percentile
 from bench.load import Outcome, Request, run_load
 from bench.site import Site, publish, serve, submission
 
+_WARM = 60
+
 
 def measure(bench: Bench) -> list[Figure]:
     """Once with a fleet that is busy, so that everything queues, and once while the Trials run."""
-    count = round(bench.scale.submit_seconds * bench.scale.submit_rate)
+    per_second = bench.scale.submit_rate
+    count = round(bench.scale.submit_seconds * per_second)
     waiting, running = bench.place / "waiting", bench.place / "running"
-    with serve(waiting, gpus=1) as site:
-        queued = _with_a_busy_fleet(site, waiting, count, bench.scale.submit_rate)
+    with serve(waiting, gpus=1) as site, busy_fleet(site, waiting) as runner:
+        queued = measured(site, runner, count, per_second)
     with serve(running) as site:
-        runner = publish(site, running, "bench/noop")["bench/noop"]
-        run_load(site.url, site.headers, requests(runner, "warm", 40, bench.scale.submit_rate))
-        busy = run_load(site.url, site.headers, requests(runner, "run", count, bench.scale.submit_rate))
-        last = site.call("GET", "/v1/jobs?limit=1")["items"][0]["job_id"]
-        site.released(last, 120.0)
-    rate = f"{bench.scale.submit_rate}/s"
+        busy = measured(site, publish(site, running, "bench/noop")["bench/noop"], count, per_second)
+        site.last_released()
+    rate = f"{per_second}/s"
     alone, beside = queued.latencies["submit"], busy.latencies["submit"]
     return [
         Figure(f"submit p50 at {rate}", percentile(alone, 0.5), "ms", Budget(10), note=_note(queued)),
@@ -31,10 +31,16 @@ def measure(bench: Bench) -> list[Figure]:
             f"submit p50 at {rate}, all of them running",
             percentile(beside, 0.5),
             "ms",
-            note=f"{_note(busy)} More arrives than two cores can run: every core is busy.",
+            note=f"{_note(busy)} More arrives than can run on a small machine: its processors are all busy.",
         ),
         Figure(f"submit p99 at {rate}, all of them running", percentile(beside, 0.99), "ms"),
     ]
+
+
+def measured(site: Site, runner: str, count: int, rate: float) -> Outcome:
+    """Submissions at an even rate, after a few that warm the server up."""
+    run_load(site.url, site.headers, requests(runner, "warm", _WARM, rate))
+    return run_load(site.url, site.headers, requests(runner, "load", count, rate))
 
 
 def requests(runner: str, label: str, count: int, rate: float, kind: str = "submit") -> list[Request]:
@@ -49,28 +55,6 @@ def requests(runner: str, label: str, count: int, rate: float, kind: str = "subm
         )
         for number in range(count)
     ]
-
-
-def _with_a_busy_fleet(site: Site, place: Path, count: int, rate: int) -> Outcome:
-    runners = publish(site, place, "bench/noop", "bench/run")
-    blocker = site.submit(runners["bench/run"], "blocker", command="sleep 600")
-    run_load(site.url, site.headers, requests(runners["bench/noop"], "warm", 40, rate))
-    outcome = run_load(site.url, site.headers, requests(runners["bench/noop"], "load", count, rate))
-    _stop_everything(site, blocker)
-    return outcome
-
-
-def _stop_everything(site: Site, blocker: str) -> None:
-    """The queue goes first, so that nothing starts in the place of the blocker."""
-    queued: list[str] = []
-    cursor: str | None = ""
-    while cursor is not None:
-        page = site.call("GET", f"/v1/jobs?status=queued&limit=100{cursor and '&cursor=' + cursor}")
-        queued += [job["job_id"] for job in page["items"]]
-        cursor = page["next_cursor"]
-    stops = [Request(n / 400, "stop", "POST", f"/v1/jobs/{job}/stop", b"{}") for n, job in enumerate(queued)]
-    run_load(site.url, site.headers, stops)
-    site.stop_job(blocker)
 
 
 def _note(outcome: Outcome) -> str:
