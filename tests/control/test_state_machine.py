@@ -316,7 +316,7 @@ def template(tmp_path_factory):
 
 TestPlatform = Platform.TestCase
 TestPlatform.settings = settings(
-    max_examples=1000 if _THOROUGH else 60,
+    max_examples=500 if _THOROUGH else 60,
     stateful_step_count=80 if _THOROUGH else 40,
     deadline=None,
     report_multiple_bugs=False,

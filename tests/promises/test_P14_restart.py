@@ -59,7 +59,9 @@ def test_P14_what_still_runs_after_a_restart_can_be_followed_and_stopped(new_ser
 
 
 def test_P14_a_stop_accepted_just_before_the_server_died_is_carried_out(new_server, tmp_path):
-    server, starts = new_server().start(), tmp_path / "starts"
+    (tmp_path / "config.toml").write_text("[trials]\nstop_grace_seconds = 1\n")
+    server = new_server(options=["--config", str(tmp_path / "config.toml")]).start()
+    starts = tmp_path / "starts"
     job_id = server.submit(bash(leaving_a_mark(starts, "trap '' TERM; sleep 600"), "r", trials=3))
     wait_until(lambda: len(marks(starts)) == 3)
     server.http().post(f"/v1/jobs/{job_id}/stop")
