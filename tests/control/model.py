@@ -32,10 +32,8 @@ class Program:
     """What the model remembers of one Trial."""
 
     job: str
-    stopped: bool = False
-    """A stop was accepted before it had ended."""
-    last_seen: Any = None
-    """Everything about it, once it has ended."""
+    stopped: bool = False  # before it had ended
+    last_seen: Any = None  # everything about it, once it has ended
     attempts: int = 0
 
 
@@ -186,13 +184,11 @@ class Model:
             return "failed", "LAUNCH_FAILED" if len(attempts) == MAX_STARTS else "RUNNER_NOT_FOUND"
         script = world.attempts[started[0]].script
         unwritten = self.jobs[self.programs[trial.id].job].body["outputs"] and not script.files
-        faults = {
-            "EXECUTION_LOST": script.lost_after is not None,
-            "NONZERO_EXIT": script.code or script.signal,
-            "OUTPUT_COLLECTION_FAILED": unwritten,
-        }
-        code = next((code for code, happened in faults.items() if happened), None)
-        return ("failed", code) if code else ("succeeded", None)
+        if script.lost_after is not None:
+            return "failed", "EXECUTION_LOST"
+        if script.code or script.signal:
+            return "failed", "NONZERO_EXIT"
+        return ("failed", "OUTPUT_COLLECTION_FAILED") if unwritten else ("succeeded", None)
 
 
 def has_started(world: World, attempt_id: str) -> bool:
