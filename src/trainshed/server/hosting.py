@@ -54,12 +54,19 @@ class ControllerHost:
 
     def _run(self) -> None:
         while not self._stopping.wait(CHECK_SECONDS):
-            if self._controller is not None and not self._leadership.held():
-                log.warning("lost the lead; standing by")
+            try:
+                self._look()
+            except Exception:
+                log.exception("leading failed; it is tried again")
                 self._end()
-            if self._controller is None and self._leadership.acquire():
-                log.info("leading now")
-                self._begin()
+
+    def _look(self) -> None:
+        if self._controller is not None and not self._leadership.held():
+            log.warning("lost the lead; standing by")
+            self._end()
+        if self._controller is None and self._leadership.acquire():
+            log.info("leading now")
+            self._begin()
 
     def _begin(self) -> Controller:
         controller = self._make()
