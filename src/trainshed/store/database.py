@@ -326,8 +326,9 @@ def _sqlite(url: str, file: _File) -> Engine:
         url,
         pool_size=24,
         max_overflow=64,
+        pool_use_lifo=True,  # the connection used last still knows its statements and pages
         hide_parameters=True,  # as for PostgreSQL above
-        connect_args={"check_same_thread": False},
+        connect_args={"check_same_thread": False, "cached_statements": 256},
     )
 
     @event.listens_for(engine, "do_connect")
