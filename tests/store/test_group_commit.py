@@ -213,14 +213,19 @@ def test_a_database_file_that_was_moved_away_is_noticed_and_not_made_anew(tmp_pa
     with pytest.raises(DatabaseUnavailable, match="moved or replaced"):
         database.write(put("lost"))
     # As soon as the pool has no connection left, one would have to be made.
-    with pytest.raises(DatabaseUnavailable), contextlib.ExitStack() as stack:
-        for _ in range(3):
-            stack.enter_context(database.read())
+    with pytest.raises(DatabaseUnavailable):
+        _read_at_once(database, 3)
     assert path.exists() is replaced
     (tmp_path / "away.sqlite").rename(path)
     database.write(put("after"))
     assert keys(database) >= {"before", "after"}
     database.close()
+
+
+def _read_at_once(database: Database, connections: int) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(connections):
+            stack.enter_context(database.read())
 
 
 FULL = """
