@@ -13,6 +13,7 @@ from bench.scenarios.submissions import requests
 from bench.site import Site, serve
 
 _READS_PER_SECOND = 50.0
+_READS_BESIDE_SUBMISSIONS = 20.0
 _SUBMISSIONS_PER_SECOND = 200.0
 _LIMIT = Budget(50)
 _WARM = 60
@@ -61,7 +62,7 @@ def _figures(outcome: Outcome, when: str) -> list[Figure]:
     ]
 
 
-def reads(known: Sequence[str], count: int) -> list[Request]:
+def reads(known: Sequence[str], count: int, rate: float = _READS_PER_SECOND) -> list[Request]:
     """Reads at an even rate: one Job, the newest, the newest failed ones, the Trials of one Job."""
     chosen = random.Random(1)  # noqa: S311 - repeatable, not secret
     paths = (
@@ -73,13 +74,14 @@ def reads(known: Sequence[str], count: int) -> list[Request]:
     found = []
     for number in range(count):
         kind, path = paths[number % len(paths)]()
-        found.append(Request(number / _READS_PER_SECOND, kind, "GET", path))
+        found.append(Request(number / rate, kind, "GET", path))
     return found
 
 
 def _during_submissions(site: Site, runner: str, known: Sequence[str], count: int) -> Outcome:
     label = f"beside-{site.process.pid}"
     run_load(site.url, site.headers, requests(runner, f"{label}-warm", _WARM, _SUBMISSIONS_PER_SECOND))
-    beside = reads(known, round(count / _SUBMISSIONS_PER_SECOND * _READS_PER_SECOND))
+    rate = _READS_BESIDE_SUBMISSIONS
+    beside = reads(known, round(count / _SUBMISSIONS_PER_SECOND * rate), rate)
     submissions = requests(runner, label, count, _SUBMISSIONS_PER_SECOND)
     return run_load(site.url, site.headers, sorted([*submissions, *beside], key=lambda each: each.due))

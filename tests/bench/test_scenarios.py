@@ -23,7 +23,7 @@ def tiny(bench):
         starts=2,
         jobs=1,
         stored_jobs=50,
-        submissions_beside_reads=24,
+        submissions_beside_reads=60,
         reads=8,
         log_mib=1,
         artifact_mib=1,
