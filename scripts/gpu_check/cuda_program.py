@@ -53,7 +53,7 @@ class Cuda:
     """The first visible device, through the driver's own interface."""
 
     def __init__(self):
-        self.library = ctypes.CDLL("libcuda.so.1")
+        self.driver = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
         count = ctypes.c_int()
         self.call("cuDeviceGetCount", ctypes.byref(count))
@@ -69,7 +69,7 @@ class Cuda:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name, *arguments):
-        code = getattr(self.library, name)(*arguments)
+        code = getattr(self.driver, name)(*arguments)
         if code:
             raise SystemExit("%s failed with CUDA error %d" % (name, code))
 
@@ -89,7 +89,7 @@ class Cuda:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         for version, target in TARGETS:
             text = PTX.replace(b"VERSION", version).replace(b"TARGET", target)
-            code = self.library.cuModuleLoadData(ctypes.byref(module), text)
+            code = self.driver.cuModuleLoadData(ctypes.byref(module), text)
             if code == 0:
                 break
         else:

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -121,7 +122,7 @@ class Facts:
         return ended and all(a.state is AllocationState.RELEASED for a in held)
 
 
-class Deployment:
+class Deployment(ABC):
     """See the module's description. Subclasses bring the engine and its time."""
 
     engine: Engine
@@ -139,17 +140,17 @@ class Deployment:
 
     # To be said by the kind of engine
 
-    def now(self) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def now(self) -> float: ...
 
-    def new_engine(self) -> Engine:
-        raise NotImplementedError
+    @abstractmethod
+    def new_engine(self) -> Engine: ...
 
     def new_ids(self) -> IdFactory:
         return IdFactory(self.now)
 
-    def pass_time(self, seconds: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def pass_time(self, seconds: float) -> None: ...
 
     # The process
 
