@@ -64,4 +64,4 @@ def _measure(name: str, tasks: int) -> dict[str, float | str]:
         process.wait()
     if process.returncode != 0:
         return {"reason": (errors.decode(errors="replace").strip().splitlines() or ["failed"])[-1]}
-    return dict(json.loads(out))
+    return dict(json.loads(out.splitlines()[-1]))  # HyperQueue prints a table of its own before
