@@ -57,7 +57,8 @@ def run(scenarios: dict[str, Scenario], scale: Scale) -> tuple[list[Figure], dic
                 figures += measure(Bench(scale, Path(place) / name))
             except Exception as error:  # noqa: BLE001 - the others can still be measured
                 failed[name] = f"{type(error).__name__}: {error}"
-        print(f"{name}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        took = time.monotonic() - began
+        print(f"{name}: {took:.1f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     return figures, failed
 
 
