@@ -13,6 +13,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ T = TypeVar("T")
 Write = Callable[[Connection], T]
 
 MAX_GROUP = 256
+_BUSY_SECONDS = 30
+_BUSY_PAUSE_SECONDS = 0.01
 _LOST_RACES = frozenset({"40001", "40P01", "23505"})
 """PostgreSQL: serialization failure, deadlock, and a unique key that another transaction took first."""
 _DISK_FULL = "53100"
@@ -341,13 +344,10 @@ def _sqlite(url: str, file: _File) -> Engine:
         # The driver's own BEGIN comes too late for a write lock; SQLAlchemy's event gives it instead.
         connection.isolation_level = None
         cursor = connection.cursor()
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "foreign_keys=ON",
-            "busy_timeout=30000",
-        ):
-            cursor.execute(f"PRAGMA {pragma}")
+        cursor.execute(f"PRAGMA busy_timeout={_BUSY_SECONDS * 1000}")
+        _use_wal(cursor)
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()
         file.opened()
 
@@ -358,3 +358,21 @@ def _sqlite(url: str, file: _File) -> Engine:
             connection.exec_driver_sql(options.get("trainshed_begin", "BEGIN IMMEDIATE"))
 
     return engine
+
+
+def _use_wal(cursor: sqlite3.Cursor) -> None:
+    """Switch a new database to its write-ahead log, the first time somebody opens it.
+
+    Of processes that do so at once one wins; SQLite tells the others at once that it is locked, whatever
+    the busy timeout says.
+    """
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(_BUSY_PAUSE_SECONDS)
+        else:
+            return
