@@ -52,8 +52,9 @@ def test_a_controller_that_was_stopped_is_deaf(database, tmp_path):
     controller.start()
     controller.stop()
     engine.close()
-    d.submit(d.publish())
+    job = d.submit(d.publish())
     controller.wake()
+    assert d.facts(job).trial.state is State.QUEUED
     d.close()
 
 
@@ -75,6 +76,8 @@ def test_the_controllers_thread_survives_an_engine_and_a_database_that_fail(data
     try:
         job = d.submit(selector)
         wait_until(lambda: d.facts(job).settled, 30)
+        assert d.facts(job).trial.state is State.SUCCEEDED
+        assert next(faults, None) is None, "every fault was met"
     finally:
         controller.stop()
         d.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainshed.model.runner import (
+    ENTRYPOINTS,
     DefinitionError,
     definition_file,
     definition_from_document,
@@ -204,8 +204,12 @@ def test_a_param_default_of_65536_bytes_is_accepted_and_one_more_refused():
 
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_definition_or_a_definition_error(content):
-    with contextlib.suppress(DefinitionError):
-        parse_definition(content)
+    entrypoint, faults = None, ()
+    try:
+        entrypoint = parse_definition(content).entrypoint
+    except DefinitionError as error:
+        faults = error.faults
+    assert (entrypoint in ENTRYPOINTS) != bool(faults)
 
 
 def test_the_older_name_is_accepted_but_never_both():
