@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,15 @@ def in_turn(*replies: Reply) -> Handler:
     return handler
 
 
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is no fault of the server; the base class prints to a stream that may be closed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class FakeServer:
     """Serves ``routes`` (``"GET /v1/me" -> Reply or Handler``) on a loopback port; a context manager."""
 
@@ -89,8 +99,7 @@ class FakeServer:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Connection)
-        self._server.daemon_threads = True
+        self._server = _Listener(("127.0.0.1", 0), Connection)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
