@@ -73,7 +73,7 @@ class _Listener(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no fault of the server; the base class prints to a stream that may be closed."""
+        """A client that hung up is no fault; the base class prints to a stream that may be closed by now."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
