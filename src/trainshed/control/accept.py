@@ -7,12 +7,16 @@ request (E3).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from trainshed import __version__
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.fleet import SharedFleet
+from trainshed.control.frozen import FrozenImage, FrozenProfile
+from trainshed.control.images import ImageFreezer
+from trainshed.control.profiles import ProfileFreezer
 from trainshed.control.snapshots import Snapshots
 from trainshed.model.access import Permission, Principal
 from trainshed.model.errors import Fault, FaultList, Refusal
@@ -50,6 +54,8 @@ class _Frozen:
     source_ref: str | None
     definition: RunnerDefinition
     resources: EffectiveResources
+    profile: FrozenProfile | None = None
+    image: FrozenImage | None = None
 
 
 class Acceptance:
@@ -62,6 +68,7 @@ class Acceptance:
         policy: ServerPolicy,
         clock: Callable[[], float],
         ids: IdFactory,
+        images: ImageFreezer | None = None,
     ) -> None:
         self._database = database
         self._policy = policy
@@ -69,6 +76,8 @@ class Acceptance:
         self._ids = ids
         self._snapshots = Snapshots(blobs)
         self._fleet = SharedFleet()
+        self._images = images or ImageFreezer()
+        self._profiles = ProfileFreezer()
 
     def accept(self, principal: Principal, document: Any) -> tuple[str, bool]:
         """The id of the Job that ``document`` names, and whether it was made by this call.
@@ -83,12 +92,14 @@ class Acceptance:
                 return job_id, False
             project = access.get_project(connection, principal.project_id)
             frozen = self._freeze(connection, principal, project, submission)
-        job, rows = self._rows(principal, project, submission, frozen)
+        frozen = self._freeze_images(frozen)
+        job, rows, contents = self._rows(principal, project, submission, frozen)
 
         def store(connection: Connection) -> str | None:
             if job_id := self._replay(connection, principal, submission):
                 return job_id
             jobs.insert_job(connection, job, rows)
+            jobs.insert_contents(connection, contents)
             reach(Point.ACCEPT_BEFORE_COMMIT)
             return None
 
@@ -132,11 +143,31 @@ class Acceptance:
             revision, source_ref = found
             definition = self._snapshots.definition(revision.snapshot_sha256, revision.definition)
             faults.faults += _runner_faults(request, definition, path)
+            profile = self._profiles.freeze(connection, principal, request, definition, faults)
             resources = self._resources(request, definition, fleet, project, funds, path, faults)
             if resources is not None:
-                frozen.append(_Frozen(request, revision, source_ref, definition, resources))
+                frozen.append(_Frozen(request, revision, source_ref, definition, resources, profile))
         faults.raise_if_any()
         return frozen
+
+    def _freeze_images(self, frozen: list[_Frozen]) -> list[_Frozen]:
+        """Give every Trial its image's digest; one name is asked for once, so all its Trials agree."""
+        known: dict[str, FrozenImage] = {}
+        faults = FaultList()
+        for item in frozen:
+            name = item.request.image or item.definition.image
+            if name is not None and name not in known:
+                try:
+                    known[name] = self._images.freeze(name, f"{item.request.path}.image")
+                except Refusal as refusal:
+                    faults.faults += refusal.faults
+        faults.raise_if_any()
+        return [
+            replace(item, image=known[name])
+            if (name := item.request.image or item.definition.image) is not None
+            else item
+            for item in frozen
+        ]
 
     def _resolve(
         self, connection: Connection, principal: Principal, selector: Selector
@@ -166,7 +197,7 @@ class Acceptance:
 
     def _rows(
         self, principal: Principal, project: Project, submission: Submission, frozen: list[_Frozen]
-    ) -> tuple[Job, list[dict[str, Any]]]:
+    ) -> tuple[Job, list[dict[str, Any]], list[dict[str, Any]]]:
         now = self._clock()
         job = Job(
             id=self._ids.job(),
@@ -180,6 +211,7 @@ class Acceptance:
             updated_at=now,
             finished_at=None,
             stop_accepted_at=None,
+            platform_version=__version__,
         )
         rows = [
             {
@@ -207,10 +239,28 @@ class Acceptance:
                 "priority": project.priority,
                 "queue_rank": rank(project.priority, now, self._policy.priority_worth_seconds),
                 "output_status": OutputStatus.PENDING if item.definition.outputs else OutputStatus.NONE,
+                "image_requested": item.image.requested if item.image else None,
+                "image_resolved": item.image.resolved if item.image else None,
+                "image_digest": item.image.digest if item.image else None,
+                "profile": item.profile.document if item.profile else None,
+                "profile_sha256": item.profile.sha256 if item.profile else None,
             }
             for position, item in enumerate(frozen)
         ]
-        return job, rows
+        contents = [
+            {
+                "trial_id": row["id"],
+                "role": use.role,
+                "kind": use.kind.value,
+                "name": use.name,
+                "version": use.version,
+                "manifest_sha256": use.manifest_sha256,
+            }
+            for row, item in zip(rows, frozen, strict=True)
+            if item.profile is not None
+            for use in item.profile.contents
+        ]
+        return job, rows, contents
 
 
 _AMOUNTS = ("gpus", "cpus", "memory_mb", "storage_mb", "shm_mb")
@@ -251,24 +301,6 @@ def _runner_faults(request: TrialRequest, definition: RunnerDefinition, path: st
                 f"{path}.command",
                 "UNSUPPORTED_COMMAND",
                 f"the Runner {request.selector} declares no `run_command` parameter, so it takes no command",
-            )
-        )
-    image = request.image or definition.image
-    if image is not None:
-        where = "request" if request.image else "Runner"
-        faults.append(
-            Fault(
-                f"{path}.image",
-                "EXECUTOR_UNAVAILABLE",
-                f"the {where} names the image `{image}`, and this version runs no images",
-            )
-        )
-    if request.profile is not None:
-        faults.append(
-            Fault(
-                f"{path}.profile",
-                "PROFILE_RUNNER_UNSUPPORTED",
-                f"the Runner {request.selector} does not take a Job Profile on this server",
             )
         )
     return faults

@@ -19,11 +19,14 @@ call again, so every method below is idempotent. The numbered rules are what the
 10. ``kill`` ends an attempt whose own watcher does not: within seconds it is ``EXITED`` or ``LOST``,
     with its work directory still there.
 11. Exit codes are raw: a signal ``N`` is reported as ``128 + N`` together with ``signal=N``.
+12. Mounts are read-only for the program and cost no copy; ``paths`` lead to them. They are gone after
+    ``release``, and what they show is untouched.
+13. With an image, rules 1 to 12 hold as without one; an engine that runs none says why in ``images``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -88,6 +91,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of the machine that the program sees, read-only, without a copy being made."""
+
+    source: Path
+    """Absolute. It must stay until the attempt is released."""
+    place: str
+    """Relative POSIX path below the engine's own content folder, e.g. ``inputs/data``."""
+    target: str | None = None
+    """An absolute path where the program finds it as well (C12), where the engine can do that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Everything needed to start one replica of an attempt. Frozen before any side effect."""
 
@@ -101,6 +116,12 @@ class Launch:
     timeout_seconds: int
     """Counted from the start of user code, enforced without the server."""
     stop_grace_seconds: float = 10.0
+    image: str | None = None
+    """``repository@sha256:…``, which `Engine.prepare` made present; ``None``: the machine's own programs."""
+    mounts: tuple[Mount, ...] = ()
+    """Read-only folders and files that the program sees."""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """Variable -> a `Mount.place` or a folder above some: it is set to where the program finds that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +184,20 @@ class Engine(Protocol):
 
     def enforcement(self) -> Mapping[str, str]:
         """How each limit would be enforced here (for ``trainshed doctor``)."""
+        ...
+
+    def images(self) -> str | None:
+        """Why no image can run here, in a sentence; ``None`` if images can run."""
+        ...
+
+    def prepare(self, image: str, on_progress: Callable[[str], None], cancelled: Callable[[], bool]) -> None:
+        """Make ``repository@sha256:…`` present and prove that Trials can run in it (E45).
+
+        Blocks; thread-safe. ``on_progress`` gets sentences for people. Raises `EngineError`:
+        ``IMAGE_PULL_FAILED`` (retryable), ``IMAGE_UNSUITABLE``, ``PREPARE_CANCELLED``. What was prepared
+        may be evicted while no attempt uses it; ``launch`` of an image that is gone fails as a start that
+        may be tried again.
+        """
         ...
 
     def launch(self, launch: Launch) -> None:

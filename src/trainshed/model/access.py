@@ -23,6 +23,9 @@ class Permission(StrEnum):
     TRAINING_READ = "training.read"
     RUNNER_READ = "runner.read"
     RUNNER_PUBLISH = "runner.publish"
+    CONTENT_READ = "content.read"
+    CONTENT_PUBLISH = "content.publish"
+    """Datasets, Models, Recipes and Plugins; Checkpoints may be pinned and deleted."""
     ADMIN = "admin"
     """Members, keys and visibility of the project."""
 
@@ -45,16 +48,14 @@ class Role(StrEnum):
 
 P = Permission
 ROLE_PERMISSIONS: Mapping[Role, frozenset[Permission]] = {
-    Role.VIEWER: frozenset({P.TRAINING_READ, P.RUNNER_READ}),
-    Role.DEVELOPER: frozenset(
-        {P.TRAINING_READ, P.RUNNER_READ, P.TRAINING_RUN, P.TRAINING_STOP, P.RUNNER_PUBLISH},
-    ),
+    Role.VIEWER: frozenset({P.TRAINING_READ, P.RUNNER_READ, P.CONTENT_READ}),
+    Role.DEVELOPER: frozenset(P) - {P.ADMIN},
     Role.ADMIN: frozenset(Permission),
 }
 
 
 class Visibility(StrEnum):
-    """Who may read a Runner."""
+    """Who may read a Runner or a content."""
 
     PUBLIC = "public"
     PROJECT = "project"

@@ -67,5 +67,11 @@ class IdFactory:
     def artifact(self) -> str:
         return f"art_{self.ulid()}"
 
+    def checkpoint(self) -> str:
+        return f"ckpt_{self.ulid()}"
+
+    def operation(self) -> str:
+        return f"op_{self.ulid()}"
+
     def key(self) -> str:
         return f"key_{self.ulid()}"

@@ -23,7 +23,7 @@ from trainshed.model.errors import Refusal
 from trainshed.model.publication import PUBLICATION_KEYS, Publication
 from trainshed.model.selectors import FULL_COMMIT, revision_fault
 from trainshed.server.bodies import Body
-from trainshed.store import runners
+from trainshed.store import manifests, runners
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import Revision, Runner
 
@@ -101,6 +101,14 @@ def store_revision(
                 path="files",
             )
         if there is None:
+            manifests.put_manifest(
+                connection,
+                verified.snapshot_sha256,
+                "runners",
+                len(verified.manifest),
+                (file.sha256 for file in verified.files),
+                at=at,
+            )
             revision = runners.insert_revision(connection, _row(name, verified, ref, principal, at))
         else:
             runners.restore_revision(connection, there)

@@ -92,11 +92,12 @@ def _trial(
         state=state,
         tags=row.tag_map,
         runner=runner_ref(row),
-        image=None,
+        image=image(row),
         resources=resources(row),
         timeout_seconds=row.timeout_seconds,
         entrypoint=entrypoint,
         command=row.command,
+        profile=decoded(row.profile),
         exit_code=row.exit_code,
         exit_signal=row.exit_signal,
         output_status=row.output_status.value,
@@ -128,6 +129,12 @@ def runner_ref(row: Trial) -> shapes.RunnerRef:
         source_ref=row.source_ref,
         snapshot_sha256=row.snapshot_sha256,
     )
+
+
+def image(row: Trial) -> shapes.Image | None:
+    if row.image_requested is None or row.image_resolved is None or row.image_digest is None:
+        return None
+    return shapes.Image(requested=row.image_requested, resolved=row.image_resolved, digest=row.image_digest)
 
 
 def resources(row: Trial) -> shapes.Resources:
@@ -167,7 +174,7 @@ def snapshot(row: Trial, files: Sequence[Mapping[str, Any]]) -> shapes.TrialSnap
         job_id=row.job_id,
         name=row.name,
         runner=runner_ref(row),
-        image=None,
+        image=image(row),
         resources=resources(row),
         timeout_seconds=row.timeout_seconds,
         entrypoint=row.entrypoint,
@@ -175,7 +182,7 @@ def snapshot(row: Trial, files: Sequence[Mapping[str, Any]]) -> shapes.TrialSnap
         params=json.loads(row.params),
         outputs=row.output_patterns,
         tags=row.tag_map,
-        profile=None,
+        profile=decoded(row.profile),
         files=[shapes.TreeFile(**file) for file in files],
     )
 

@@ -10,8 +10,8 @@ from sqlalchemy import BindParameter, Connection, bindparam, func, insert, selec
 from trainshed.model.errors import Refusal
 from trainshed.model.states import E_TRIAL_WORDS, WAITING, AllocationState, OutputStatus, State
 from trainshed.store.events import NewEvent, record
-from trainshed.store.records import Allocation, Artifact, Attempt, Job, Trial
-from trainshed.store.tables import allocations, artifacts, attempts, jobs, trials
+from trainshed.store.records import Allocation, Artifact, Attempt, Job, Trial, TrialContent
+from trainshed.store.tables import allocations, artifacts, attempts, jobs, trial_contents, trials
 
 _ALL_JOBS = select(jobs)
 _ALL_TRIALS = select(trials)
@@ -22,6 +22,10 @@ _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
 
 # Statements are built once: building one costs several times what running it does.
 _INSERT_JOB, _INSERT_TRIALS = insert(jobs), insert(trials)
+_INSERT_CONTENTS = insert(trial_contents)
+_CONTENTS_OF = (
+    select(trial_contents).where(trial_contents.c.trial_id.in_(_WANTED)).order_by(trial_contents.c.role)
+)
 _JOB = _ALL_JOBS.where(jobs.c.id == bindparam("job"))
 _PROJECT_JOB = _JOB.where(jobs.c.project_id == bindparam("project"))
 _REQUESTED_JOB = _ALL_JOBS.where(
@@ -96,6 +100,20 @@ def insert_job(connection: Connection, job: Job, rows: Sequence[Mapping[str, Any
         for row in rows
     ]
     record(connection, [accepted, *frozen])
+
+
+def insert_contents(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert what Trials consume (columns of ``trial_contents``)."""
+    if rows:
+        connection.execute(_INSERT_CONTENTS, list(rows))
+
+
+def contents_of(connection: Connection, trial_ids: Collection[str]) -> dict[str, list[TrialContent]]:
+    """What each of these Trials consumes, by role; Trials without any are missing."""
+    found: dict[str, list[TrialContent]] = {}
+    for row in connection.execute(_CONTENTS_OF, {"wanted": list(trial_ids)}):
+        found.setdefault(row.trial_id, []).append(TrialContent(*row))
+    return found
 
 
 def find_job(connection: Connection, project_id: str | None, job_id: str) -> Job | None:

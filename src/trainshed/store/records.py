@@ -21,6 +21,7 @@ class Project:
     budget_gpu_seconds: float | None
     used_gpu_seconds: float
     created_at: float
+    max_content_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class Job:
     updated_at: float
     finished_at: float | None
     stop_accepted_at: float | None
+    platform_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,15 @@ class Trial:
     output_problems: str | None
     error_code: str | None
     error_message: str | None
+    image_requested: str | None = None
+    image_resolved: str | None = None
+    """``repository@sha256:…``: what is pulled and run (E42)."""
+    image_digest: str | None = None
+    profile: str | None = None
+    """The snapshot that the Runner is handed, canonical JSON (E91, E103)."""
+    profile_sha256: str | None = None
+    resume_from: str | None = None
+    """A Checkpoint's id."""
 
     @property
     def amounts(self) -> Amounts:
@@ -221,6 +232,111 @@ class Artifact:
     sha256: str | None
     upload_state: str
     created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A named Dataset, Model, Recipe or Plugin; its versions are rows of their own."""
+
+    kind: str
+    name: str
+    namespace: str
+    project_id: str
+    visibility: str
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ContentVersion:
+    """One published, immutable version of a content."""
+
+    id: int
+    kind: str
+    name: str
+    version: str
+    manifest_sha256: str
+    about: str
+    files: int
+    bytes: int
+    published_at: float
+    published_by: str
+    withdrawn_at: float | None
+
+    @property
+    def uri(self) -> str:
+        return f"envloop://{self.kind}/{self.name}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginApproval:
+    """A plugin package that this deployment allows, or allowed once."""
+
+    manifest_sha256: str
+    name: str
+    approved_at: float
+    approved_by: str
+    revoked_at: float | None
+    revoked_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialContent:
+    """One content that a Trial consumes, frozen at acceptance."""
+
+    trial_id: str
+    role: str
+    kind: str
+    name: str
+    version: str
+    manifest_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A durable, resumable or servable state that a Trial produced (E106)."""
+
+    id: str
+    project_id: str
+    job_id: str
+    trial_id: str
+    attempt_id: str
+    folder: str
+    checkpoint_type: str
+    base_model: str
+    lora_rank: int | None
+    step: int | None
+    parent_id: str | None
+    metric: str | None
+    metric_value: float | None
+    pinned: bool
+    created_at: float
+    deleted_at: float | None
+    deleted_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """One file of a Checkpoint."""
+
+    checkpoint_id: str
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """The receipt of something that was asked for and may take a while."""
+
+    id: str
+    project_id: str
+    kind: str
+    resource_id: str
+    status: str
+    errors: str
+    created_at: float
+    updated_at: float
 
 
 @dataclass(frozen=True, slots=True)

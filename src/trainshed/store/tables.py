@@ -12,6 +12,7 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -53,6 +54,7 @@ projects = Table(
     Column("budget_gpu_seconds", Double),
     Column("used_gpu_seconds", Double, nullable=False, default=0.0),
     Column("created_at", Double, nullable=False),
+    Column("max_content_bytes", BigInteger),
 )
 
 members = Table(
@@ -97,6 +99,82 @@ blobs = Table(
     Column("sha256", String(64), primary_key=True),
     Column("size", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
+    # When somebody last asked for it or stored it: what is about to be used is not collected.
+    Column("touched_at", Double),
+    # Its bytes are being removed; nobody may count on them.
+    Column("deleting_at", Double),
+)
+
+manifests = Table(
+    "manifests",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+manifest_blobs = Table(
+    "manifest_blobs",
+    metadata,
+    Column("manifest_sha256", ForeignKey("manifests.sha256"), primary_key=True),
+    Column("sha256", String(64), primary_key=True),
+    Index("ix_manifest_blobs_sha256", "sha256"),
+)
+
+contents = Table(
+    "contents",
+    metadata,
+    Column("kind", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("namespace", ForeignKey("namespaces.name"), nullable=False),
+    Column("project_id", ForeignKey("projects.id"), nullable=False),
+    Column("visibility", String, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+
+content_grants = Table(
+    "content_grants",
+    metadata,
+    Column("kind", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("project_id", ForeignKey("projects.id"), primary_key=True),
+    ForeignKeyConstraint(
+        ["kind", "name"], ["contents.kind", "contents.name"], name="fk_content_grants_content"
+    ),
+)
+
+content_versions = Table(
+    "content_versions",
+    metadata,
+    Column("id", BigKey, primary_key=True, autoincrement=True),
+    Column("kind", String, nullable=False),
+    Column("name", String, nullable=False),
+    # A label, or the manifest's digest where the publisher gave none.
+    Column("version", String, nullable=False),
+    Column("manifest_sha256", ForeignKey("manifests.sha256"), nullable=False, index=True),
+    Column("about", Text, nullable=False),
+    Column("files", Integer, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("published_at", Double, nullable=False),
+    Column("published_by", String, nullable=False),
+    Column("withdrawn_at", Double),
+    UniqueConstraint("kind", "name", "version"),
+    ForeignKeyConstraint(
+        ["kind", "name"], ["contents.kind", "contents.name"], name="fk_content_versions_content"
+    ),
+)
+
+plugin_approvals = Table(
+    "plugin_approvals",
+    metadata,
+    Column("manifest_sha256", String(64), primary_key=True),
+    Column("name", String, nullable=False),
+    Column("approved_at", Double, nullable=False),
+    Column("approved_by", String, nullable=False),
+    Column("revoked_at", Double),
+    Column("revoked_by", String),
 )
 
 runners = Table(
@@ -155,6 +233,7 @@ jobs = Table(
     Column("updated_at", Double, nullable=False),
     Column("finished_at", Double),
     Column("stop_accepted_at", Double),
+    Column("platform_version", String),
     UniqueConstraint("project_id", "request_id"),
     Index("ix_jobs_newest", "project_id", "id"),
     Index("ix_jobs_by_status", "project_id", "status", "id"),
@@ -204,6 +283,13 @@ trials = Table(
     Column("output_problems", Text),
     Column("error_code", String),
     Column("error_message", Text),
+    # Frozen at acceptance like the columns above; they came with a later schema.
+    Column("image_requested", String),
+    Column("image_resolved", String),
+    Column("image_digest", String),
+    Column("profile", Text),
+    Column("profile_sha256", String(64)),
+    Column("resume_from", String),
     UniqueConstraint("job_id", "position"),
     UniqueConstraint("job_id", "name"),
     Index("ix_trials_queue", "state", "queue_rank", "id"),
@@ -287,6 +373,67 @@ artifacts = Table(
     Column("upload_state", String, nullable=False),
     Column("created_at", Double, nullable=False),
     UniqueConstraint("trial_id", "name"),
+    Index("ix_artifacts_sha256", "sha256"),
+)
+
+trial_contents = Table(
+    "trial_contents",
+    metadata,
+    Column("trial_id", ForeignKey("trials.id"), primary_key=True),
+    # What the Trial uses it as: `recipe`, `input:NAME`, `plugin:NAME`, `dependency:NAME`, `mount:PATH`.
+    Column("role", String, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("name", String, nullable=False),
+    Column("version", String, nullable=False),
+    Column("manifest_sha256", ForeignKey("manifests.sha256"), nullable=False, index=True),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("project_id", ForeignKey("projects.id"), nullable=False),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("trial_id", ForeignKey("trials.id"), nullable=False),
+    Column("attempt_id", ForeignKey("attempts.id"), nullable=False),
+    # The folder among the Trial's outputs; empty for the top.
+    Column("folder", Text, nullable=False),
+    Column("checkpoint_type", String, nullable=False),
+    Column("base_model", Text, nullable=False),
+    Column("lora_rank", Integer),
+    Column("step", Integer),
+    Column("parent_id", String),
+    Column("metric", String),
+    Column("metric_value", Double),
+    Column("pinned", Boolean, nullable=False, default=False),
+    Column("created_at", Double, nullable=False),
+    Column("deleted_at", Double),
+    Column("deleted_by", String),
+    UniqueConstraint("trial_id", "folder"),
+    Index("ix_checkpoints_newest", "project_id", "id"),
+    Index("ix_checkpoints_of_job", "job_id", "id"),
+)
+
+checkpoint_files = Table(
+    "checkpoint_files",
+    metadata,
+    Column("checkpoint_id", ForeignKey("checkpoints.id"), primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False, index=True),
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("project_id", ForeignKey("projects.id"), nullable=False),
+    Column("kind", String, nullable=False),
+    Column("resource_id", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("errors", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
 )
 
 events = Table(

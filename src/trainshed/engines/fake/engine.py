@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -154,6 +154,13 @@ class FakeEngine:
     def enforcement(self) -> Mapping[str, str]:
         """See `Engine.enforcement`: nothing runs, so nothing is enforced."""
         return dict.fromkeys(_LIMITS, "not enforced")
+
+    def images(self) -> str | None:
+        """See `Engine.images`."""
+        return None
+
+    def prepare(self, image: str, on_progress: Callable[[str], None], cancelled: Callable[[], bool]) -> None:
+        """See `Engine.prepare`: every image is there at once."""
 
     def launch(self, launch: Launch) -> None:
         """See `Engine.launch`."""

@@ -8,7 +8,7 @@ import re
 import select
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +121,17 @@ class LocalEngine:
             "tree": self._layout.killing(),
             **isolation.enforced(self._isolation),
         }
+
+    def images(self) -> str | None:
+        """See `Engine.images`."""
+        return "this engine runs no images yet"
+
+    def prepare(self, image: str, on_progress: Callable[[str], None], cancelled: Callable[[], bool]) -> None:
+        """See `Engine.prepare`."""
+        on_progress(f"Looking for {image}.")
+        if cancelled():
+            raise EngineError("PREPARE_CANCELLED", "nobody waits any more", retryable=True)
+        raise EngineError("IMAGE_UNSUITABLE", f"{image} cannot run: {self.images()}", retryable=False)
 
     # Starting
 

@@ -1,0 +1,131 @@
+"""Named, immutable content: Datasets, Models, Recipes and Plugins, their manifests and their URIs.
+
+A content is a list of files with their SHA-256 and what its publisher says about it. Both together, as
+canonical JSON, are its manifest; the SHA-256 of the manifest names the content for good (E92, E99).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from trainshed.model.selectors import name_part_fault
+from trainshed.model.strict_json import canonical_json
+
+SCHEME = "envloop://"
+MANIFEST_SCHEMA = "trainshed.manifest/1"
+MAX_VERSION_CHARS = 128
+SHA256 = re.compile(r"[0-9a-f]{64}")
+VERSION = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{MAX_VERSION_CHARS - 1}}}")
+"""A version label; a manifest's digest is one too."""
+
+
+class ContentKind(StrEnum):
+    """What a content is; the words are those of its URI (E104)."""
+
+    DATASETS = "datasets"
+    MODELS = "models"
+    RECIPES = "recipes"
+    PLUGINS = "plugins"
+
+    @property
+    def noun(self) -> str:
+        """One of them, for sentences: ``Dataset``."""
+        return self.value[:-1].capitalize()
+
+
+@dataclass(frozen=True, slots=True)
+class ContentUri:
+    """``envloop://kind/namespace/name@ref``; the ref is a version label or a manifest's SHA-256."""
+
+    kind: ContentKind
+    namespace: str
+    name: str
+    ref: str
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the ref is a manifest's digest, which never changes its meaning."""
+        return SHA256.fullmatch(self.ref) is not None
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.kind}/{self.full_name}@{self.ref}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContentFile:
+    """One file of a content. ``path`` is relative and POSIX."""
+
+    path: str
+    size: int
+    sha256: str
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a content is, wholly. Equal manifests have equal bytes and so equal names."""
+
+    kind: ContentKind
+    files: tuple[ContentFile, ...]
+    """In the order of their paths' UTF-8 bytes."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What its publisher says: configs and splits of a Dataset, ``recipe.toml`` of a Recipe. JSON values."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        files = [
+            {"path": file.path, "size": file.size, "sha256": file.sha256}
+            | ({"executable": True} if file.executable else {})
+            for file in self.files
+        ]
+        document = {
+            "schema": MANIFEST_SCHEMA,
+            "kind": self.kind.value,
+            "files": files,
+            "about": dict(self.about),
+        }
+        return canonical_json(document).encode()
+
+    @property
+    def sha256(self) -> str:
+        """The content's name: 64 lower-case hex digits over `encode`."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+
+def make_manifest(
+    kind: ContentKind, files: Iterable[ContentFile], about: Mapping[str, Any] | None = None
+) -> Manifest:
+    """A manifest with its files in the canonical order."""
+    ordered = tuple(sorted(files, key=lambda file: file.path.encode("utf-8", "surrogateescape")))
+    return Manifest(kind, ordered, about or {})
+
+
+def parse_content_uri(text: str) -> ContentUri:
+    """Parse a content URI; raises `ValueError` with a sentence that names the broken rule."""
+    if not text.startswith(SCHEME):
+        raise ValueError(f"write {SCHEME}KIND/namespace/name@ref; `{text[:80]}` does not start so")
+    path, at, ref = text.removeprefix(SCHEME).partition("@")
+    parts = path.split("/")
+    if not at or len(parts) != 3:  # noqa: PLR2004 - kind, namespace, name
+        raise ValueError(f"write {SCHEME}KIND/namespace/name@ref")
+    if parts[0] not in set(ContentKind):
+        raise ValueError(f"`{parts[0][:40]}` is no kind of content; use {', '.join(ContentKind)}")
+    for label, part in zip(("namespace", "name"), parts[1:], strict=True):
+        if fault := name_part_fault(label, part):
+            raise ValueError(fault)
+    if not VERSION.fullmatch(ref):
+        raise ValueError("the ref after `@` must be a version label or a manifest's SHA-256")
+    return ContentUri(ContentKind(parts[0]), parts[1], parts[2], ref)
