@@ -21,7 +21,7 @@ demo: install ## Start a server, train a small model, verify what came back, sto
 	$(BIN)/trainshed demo
 
 test: $(VENV)/.tested-with $(CLIENT)/.installed lint ## Lint, then run every test
-	@scripts/install-postgresql && scripts/install-bubblewrap
+	@scripts/install-postgresql && scripts/install-bubblewrap && scripts/install-containers
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.tested-with ## Style, formatting, types and import rules

@@ -16,6 +16,7 @@ from sqlalchemy import create_engine
 from support import postgres as private_postgres
 from support.postgres import PrivateCluster
 from support.processes import strangers_of
+from support.registry import Registry, missing_programs, running_registry
 from support.server import ServerProcess
 from support.waiting import wait_until
 from trainshed.store.database import Database
@@ -52,6 +53,17 @@ def postgres() -> Iterator[PrivateCluster]:
     cluster = PrivateCluster(programs)
     yield cluster
     cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[Registry]:
+    """A real image registry on loopback, and a builder of images, that the tests of this process share."""
+    if missing := missing_programs():
+        if os.environ.get("TRAINSHED_TEST_IMAGES") == "no":
+            pytest.skip("TRAINSHED_TEST_IMAGES=no")
+        pytest.fail(f"{', '.join(missing)} missing: run scripts/install-containers")
+    with running_registry() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
