@@ -310,6 +310,8 @@ class Checkpoint:
     metric: str | None
     metric_value: float | None
     pinned: bool
+    superseded: str | None
+    """Why its Runner's rules do not keep it; deleted once it is neither pinned nor in use."""
     created_at: float
     deleted_at: float | None
     deleted_by: str | None

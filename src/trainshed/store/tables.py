@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 from trainshed.model.states import AllocationState, OutputStatus, State
@@ -40,6 +41,11 @@ BigKey = BigInteger().with_variant(Integer, "sqlite")
 
 def _one_of(column: str, words: type[State | AllocationState | OutputStatus]) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({', '.join(repr(str(w)) for w in words)})", name=column)
+
+
+def _partial_index(name: str, column: str, *, where: str) -> Index:
+    """An index of the few rows that are ever asked for; the others cost it nothing."""
+    return Index(name, column, sqlite_where=text(where), postgresql_where=text(where))
 
 
 meta = Table("meta", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
@@ -295,6 +301,7 @@ trials = Table(
     Index("ix_trials_queue", "state", "queue_rank", "id"),
     Index("ix_trials_arrivals", "state", "id"),
     Index("ix_trials_newest", "project_id", "id"),
+    _partial_index("ix_trials_resume_from", "resume_from", where="resume_from IS NOT NULL"),
     _one_of("state", State),
     _one_of("output_status", OutputStatus),
 )
@@ -406,12 +413,15 @@ checkpoints = Table(
     Column("metric", String),
     Column("metric_value", Double),
     Column("pinned", Boolean, nullable=False, default=False),
+    # Why its Runner's rules do not keep it; deleted once it is neither pinned nor in use.
+    Column("superseded", Text),
     Column("created_at", Double, nullable=False),
     Column("deleted_at", Double),
     Column("deleted_by", String),
     UniqueConstraint("trial_id", "folder"),
     Index("ix_checkpoints_newest", "project_id", "id"),
     Index("ix_checkpoints_of_job", "job_id", "id"),
+    _partial_index("ix_checkpoints_superseded", "id", where="superseded IS NOT NULL AND deleted_at IS NULL"),
 )
 
 checkpoint_files = Table(
@@ -434,6 +444,7 @@ operations = Table(
     Column("errors", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
+    Index("ix_operations_resource", "resource_id"),
 )
 
 events = Table(

@@ -54,6 +54,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_operations_project_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_operations")),
     )
+    op.create_index("ix_operations_resource", "operations", ["resource_id"], unique=False)
     op.create_table(
         "contents",
         sa.Column("kind", sa.String(), nullable=False),
@@ -138,6 +139,7 @@ def upgrade() -> None:
         sa.Column("metric", sa.String(), nullable=True),
         sa.Column("metric_value", sa.Double(), nullable=True),
         sa.Column("pinned", sa.Boolean(), nullable=False),
+        sa.Column("superseded", sa.Text(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.Column("deleted_by", sa.String(), nullable=True),
@@ -150,6 +152,9 @@ def upgrade() -> None:
     )
     op.create_index("ix_checkpoints_newest", "checkpoints", ["project_id", "id"], unique=False)
     op.create_index("ix_checkpoints_of_job", "checkpoints", ["job_id", "id"], unique=False)
+    _create_partial_index(
+        "ix_checkpoints_superseded", "checkpoints", "id", "superseded IS NOT NULL AND deleted_at IS NULL"
+    )
     op.create_table(
         "checkpoint_files",
         sa.Column("checkpoint_id", sa.String(), nullable=False),
@@ -173,8 +178,14 @@ def upgrade() -> None:
     op.add_column("trials", sa.Column("profile", sa.Text(), nullable=True))
     op.add_column("trials", sa.Column("profile_sha256", sa.String(length=64), nullable=True))
     op.add_column("trials", sa.Column("resume_from", sa.String(), nullable=True))
+    _create_partial_index("ix_trials_resume_from", "trials", "resume_from", "resume_from IS NOT NULL")
     _backfill_manifests()
     _backfill_permissions()
+
+
+def _create_partial_index(name: str, table: str, column: str, where: str) -> None:
+    condition = sa.text(where)
+    op.create_index(name, table, [column], sqlite_where=condition, postgresql_where=condition)
 
 
 def _backfill_manifests() -> None:
