@@ -10,8 +10,9 @@ from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, ins
 from trainshed.model.access import Permission, Principal, Visibility
 from trainshed.model.errors import Refusal
 from trainshed.model.selectors import Selector
+from trainshed.store.namespaces import claim_namespace
 from trainshed.store.records import Revision, Runner
-from trainshed.store.tables import namespaces, runner_grants, runner_refs, runner_revisions, runners
+from trainshed.store.tables import runner_grants, runner_refs, runner_revisions, runners
 
 _MIN_SHORT_COMMIT = 7
 
@@ -61,20 +62,11 @@ def claim(
     A namespace belongs to the project that first publishes in it; only the owner key may use any. Raises
     `Refusal` ``NAMESPACE_TAKEN``.
     """
-    namespace = name.split("/", 1)[0]
-    holder = connection.execute(
-        select(namespaces.c.project_id).where(namespaces.c.name == namespace),
-    ).scalar_one_or_none()
-    if holder is None:
-        holder = principal.project_id
-        connection.execute(insert(namespaces).values(name=namespace, project_id=holder, created_at=at))
-    elif holder != principal.project_id and not principal.owner:
-        raise Refusal.of(
-            "NAMESPACE_TAKEN", f"the namespace `{namespace}` belongs to another project", path="name"
-        )
+    holder = claim_namespace(connection, principal, name, at=at)
     there = find_runner(connection, name)
     if there is not None:
         return there
+    namespace = name.split("/", 1)[0]
     made = Runner(name, namespace, holder, visibility, at)
     connection.execute(
         insert(runners).values(

@@ -1,0 +1,486 @@
+"""Named contents: their versions, who may read them, and which plugins the deployment allows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+
+from trainshed.model.access import Principal, Visibility
+from trainshed.model.content import ContentKind, ContentUri
+from trainshed.model.errors import Refusal
+from trainshed.store.manifests import put_manifest
+from trainshed.store.namespaces import claim_namespace
+from trainshed.store.records import Content, ContentVersion, PluginApproval
+from trainshed.store.tables import (
+    blobs,
+    content_grants,
+    content_versions,
+    contents,
+    manifest_blobs,
+    manifests,
+    plugin_approvals,
+)
+
+SHOWN_MISSING = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A verified manifest that is to become a version of a content."""
+
+    kind: ContentKind
+    name: str
+    version: str
+    manifest_sha256: str
+    manifest_bytes: int
+    about: str
+    """Canonical JSON."""
+    files: int
+    bytes: int
+    blobs: Collection[str]
+    """The SHA-256 of every file's blob. Not read where the manifest is known already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A content with the newest of its versions that are not withdrawn."""
+
+    content: Content
+    versions: int
+    newest: ContentVersion
+
+
+def _allowed() -> ColumnElement[bool]:
+    """Contents that the project ``:project`` may read."""
+    granted = select(content_grants.c.name).where(
+        content_grants.c.project_id == bindparam("project"),
+        content_grants.c.kind == contents.c.kind,
+        content_grants.c.name == contents.c.name,
+    )
+    return or_(
+        contents.c.visibility == Visibility.PUBLIC,
+        contents.c.project_id == bindparam("project"),
+        and_(contents.c.visibility == Visibility.PROJECTS, granted.exists()),
+    )
+
+
+# Submissions and every file of a download ask these; building a statement costs several times what running
+# it does.
+_NAMED = (contents.c.kind == bindparam("kind"), contents.c.name == bindparam("content"))
+_CONTENT = select(contents).where(*_NAMED)
+_READABLE = select(contents.c.name).where(*_NAMED, _allowed())
+_LIVE = content_versions.c.withdrawn_at.is_(None)
+_OF_CONTENT = and_(
+    content_versions.c.kind == bindparam("kind"), content_versions.c.name == bindparam("content")
+)
+_REFERRED = or_(
+    content_versions.c.version == bindparam("ref"), content_versions.c.manifest_sha256 == bindparam("ref")
+)
+# Of several versions with one manifest the newest readable one stands for all.
+_VERSION = (
+    select(content_versions)
+    .where(_OF_CONTENT, _REFERRED)
+    .order_by(_LIVE.desc(), content_versions.c.id.desc())
+    .limit(1)
+)
+_LABELLED = select(content_versions).where(_OF_CONTENT, content_versions.c.version == bindparam("version"))
+_NEWEST = select(content_versions).where(_OF_CONTENT, _LIVE).order_by(content_versions.c.id.desc()).limit(1)
+_JOINED = content_versions.join(
+    contents, and_(contents.c.kind == content_versions.c.kind, contents.c.name == content_versions.c.name)
+)
+_RESOLVED = (
+    select(content_versions)
+    .select_from(_JOINED)
+    .where(_OF_CONTENT, _REFERRED, _LIVE, _allowed())
+    .order_by(content_versions.c.id.desc())
+    .limit(1)
+)
+_STILL_READABLE = (
+    select(content_versions.c.id)
+    .select_from(_JOINED)
+    .where(_OF_CONTENT, content_versions.c.manifest_sha256 == bindparam("manifest"), _LIVE, _allowed())
+    .limit(1)
+)
+_SAME_MANIFEST = (
+    select(content_versions)
+    .where(
+        content_versions.c.kind == bindparam("kind"),
+        content_versions.c.manifest_sha256 == bindparam("manifest"),
+    )
+    .order_by(_LIVE.desc(), content_versions.c.id)
+    .limit(1)
+)
+_HOLDS = (
+    select(blobs.c.size)
+    .join(manifest_blobs, manifest_blobs.c.sha256 == blobs.c.sha256)
+    .where(
+        manifest_blobs.c.manifest_sha256 == bindparam("manifest"),
+        manifest_blobs.c.sha256 == bindparam("blob"),
+    )
+)
+_HELD = select(manifest_blobs.c.sha256).where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"))
+_COUNT_HELD = select(func.count()).select_from(_HELD.subquery())
+_TOUCH = (
+    update(blobs)
+    .where(blobs.c.sha256.in_(_HELD), blobs.c.deleting_at.is_(None))
+    .values(touched_at=bindparam("at"))
+)
+_MANIFEST_BYTES = select(manifests.c.size).where(manifests.c.sha256 == bindparam("manifest"))
+_APPROVAL = select(plugin_approvals).where(plugin_approvals.c.manifest_sha256 == bindparam("manifest"))
+
+
+def find_content(connection: Connection, kind: ContentKind, name: str) -> Content | None:
+    """A content by name, whoever may read it."""
+    row = connection.execute(_CONTENT, {"kind": kind, "content": name}).first()
+    return Content(*row) if row else None
+
+
+def find_version(connection: Connection, kind: ContentKind, name: str, ref: str) -> ContentVersion | None:
+    """A version by label or manifest digest, whoever may read it, withdrawn ones included."""
+    return _version(connection.execute(_VERSION, {"kind": kind, "content": name, "ref": ref}).first())
+
+
+def newest_version(connection: Connection, kind: ContentKind, name: str) -> ContentVersion | None:
+    """The version published last of those that are not withdrawn."""
+    return _version(connection.execute(_NEWEST, {"kind": kind, "content": name}).first())
+
+
+def resolve(connection: Connection, project_id: str, uri: ContentUri) -> ContentVersion | None:
+    """The version that ``uri`` names, if the project may read it and it is not withdrawn (E92, E104).
+
+    Being the owner key changes nothing here: what is to run, its project must be able to read.
+    """
+    asked = {"project": project_id, "kind": uri.kind, "content": uri.full_name, "ref": uri.ref}
+    return _version(connection.execute(_RESOLVED, asked).first())
+
+
+def readable(connection: Connection, project_id: str, kind: ContentKind, name: str) -> bool:
+    """Whether a project may read a content; its versions may be withdrawn all the same."""
+    asked = {"project": project_id, "kind": kind, "content": name}
+    return connection.execute(_READABLE, asked).first() is not None
+
+
+def still_readable(
+    connection: Connection, project_id: str, kind: ContentKind, name: str, manifest_sha256: str
+) -> bool:
+    """Whether a project may still read what a queued Trial froze (A2)."""
+    asked = {"project": project_id, "kind": kind, "content": name, "manifest": manifest_sha256}
+    return connection.execute(_STILL_READABLE, asked).first() is not None
+
+
+def same_manifest(
+    connection: Connection, kind: ContentKind, manifest_sha256: str
+) -> tuple[ContentVersion, int] | None:
+    """Any version of that manifest, a live one first, and the manifest's bytes: what it says is known."""
+    asked = {"kind": kind, "manifest": manifest_sha256}
+    found = _version(connection.execute(_SAME_MANIFEST, asked).first())
+    if found is None:
+        return None
+    return found, connection.execute(_MANIFEST_BYTES, {"manifest": manifest_sha256}).scalar_one()
+
+
+def blob_size(connection: Connection, manifest_sha256: str, blob: str) -> int | None:
+    """Bytes of a blob that the manifest holds, ``None`` where it does not hold it."""
+    asked = {"manifest": manifest_sha256, "blob": blob}
+    size: int | None = connection.execute(_HOLDS, asked).scalar_one_or_none()
+    return size
+
+
+def claim(
+    connection: Connection,
+    principal: Principal,
+    kind: ContentKind,
+    name: str,
+    visibility: Visibility | None,
+    *,
+    at: float,
+) -> Content:
+    """The content to publish in, made on first use; a ``visibility`` given replaces the one it had.
+
+    Raises `Refusal` ``NAMESPACE_TAKEN``.
+    """
+    holder = claim_namespace(connection, principal, name, at=at)
+    there = find_content(connection, kind, name)
+    if there is None:
+        wanted = visibility or Visibility.PROJECT
+        there = Content(kind, name, name.split("/", 1)[0], holder, wanted, at, at)
+        connection.execute(
+            insert(contents).values({column.name: getattr(there, column.name) for column in contents.c})
+        )
+    elif visibility is not None and visibility != there.visibility:
+        set_visibility(connection, kind, name, visibility, [])
+    return there
+
+
+def publish(
+    connection: Connection,
+    principal: Principal,
+    release: Release,
+    visibility: Visibility | None,
+    *,
+    at: float,
+) -> tuple[ContentVersion, bool]:
+    """Make a manifest readable as a version of a content; the version, and whether it is new or back.
+
+    Publishing the same again changes nothing but a visibility given. The manifest and every blob must be
+    stored and recorded. Raises `Refusal` ``NAMESPACE_TAKEN``, ``CONTENT_VERSION_EXISTS``,
+    ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``.
+    """
+    claim(connection, principal, release.kind, release.name, visibility, at=at)
+    asked = {"kind": release.kind, "content": release.name, "version": release.version}
+    there = _version(connection.execute(_LABELLED, asked).first())
+    if there is not None and there.manifest_sha256 != release.manifest_sha256:
+        raise _taken(there, release)
+    if there is not None and there.withdrawn_at is None:
+        return there, False
+    hold_manifest(connection, release, at=at)
+    if there is None:
+        connection.execute(
+            insert(content_versions).values(
+                kind=release.kind,
+                name=release.name,
+                version=release.version,
+                manifest_sha256=release.manifest_sha256,
+                about=release.about,
+                files=release.files,
+                bytes=release.bytes,
+                published_at=at,
+                published_by=principal.actor,
+            )
+        )
+    else:
+        connection.execute(
+            update(content_versions).where(content_versions.c.id == there.id).values(withdrawn_at=None)
+        )
+    connection.execute(
+        update(contents)
+        .where(contents.c.kind == release.kind, contents.c.name == release.name)
+        .values(updated_at=at)
+    )
+    made = _version(connection.execute(_LABELLED, asked).first())
+    assert made is not None  # noqa: S101 - written above in the same transaction
+    return made, True
+
+
+def hold_manifest(connection: Connection, release: Release, *, at: float) -> None:
+    """Record the manifest and keep its blobs from being collected.
+
+    Raises `Refusal` ``BLOB_NOT_FOUND`` with ``missing``, or ``BLOB_BEING_DELETED``.
+    """
+    digest = release.manifest_sha256
+    put_manifest(connection, digest, release.kind, release.manifest_bytes, [digest, *release.blobs], at=at)
+    # A row that is touched here cannot be marked for deletion by a collector that looked before.
+    touched = connection.execute(_TOUCH, {"manifest": digest, "at": at}).rowcount
+    if touched == connection.execute(_COUNT_HELD, {"manifest": digest}).scalar_one():
+        return
+    kept = select(blobs.c.sha256)
+    absent = connection.execute(
+        _HELD.where(manifest_blobs.c.sha256.not_in(kept)).limit(SHOWN_MISSING), {"manifest": digest}
+    )
+    if missing := sorted(absent.scalars()):
+        raise Refusal.of(
+            "BLOB_NOT_FOUND",
+            f"at least {len(missing)} of the blobs of {release.name} are not stored",
+            path="manifest",
+            missing=missing,
+        )
+    raise Refusal(
+        Refusal.of(
+            "BLOB_BEING_DELETED", f"a blob of {release.name} is being removed", path="manifest"
+        ).faults,
+        retry_after=1,
+    )
+
+
+def withdraw(connection: Connection, kind: ContentKind, name: str, ref: str, *, at: float) -> list[str]:
+    """Make versions unreadable by label, or all of a manifest by its digest; the labels withdrawn now."""
+    mine = (
+        content_versions.c.kind == kind,
+        content_versions.c.name == name,
+        or_(content_versions.c.version == ref, content_versions.c.manifest_sha256 == ref),
+        _LIVE,
+    )
+    labels = list(connection.execute(select(content_versions.c.version).where(*mine)).scalars())
+    if labels:
+        connection.execute(update(content_versions).where(*mine).values(withdrawn_at=at))
+        connection.execute(
+            update(contents).where(contents.c.kind == kind, contents.c.name == name).values(updated_at=at)
+        )
+    return sorted(labels)
+
+
+def set_visibility(
+    connection: Connection, kind: ContentKind, name: str, visibility: Visibility, granted: Collection[str]
+) -> None:
+    """Decide who may read a content; ``granted`` counts for `Visibility.PROJECTS` only."""
+    mine = (contents.c.kind == kind, contents.c.name == name)
+    connection.execute(update(contents).where(*mine).values(visibility=visibility))
+    connection.execute(
+        delete(content_grants).where(content_grants.c.kind == kind, content_grants.c.name == name)
+    )
+    if granted:
+        connection.execute(
+            insert(content_grants),
+            [{"kind": kind, "name": name, "project_id": project} for project in sorted(set(granted))],
+        )
+
+
+def list_grants(connection: Connection, kind: ContentKind, name: str) -> list[str]:
+    found = connection.execute(
+        select(content_grants.c.project_id).where(
+            content_grants.c.kind == kind, content_grants.c.name == name
+        )
+    )
+    return sorted(found.scalars())
+
+
+def list_contents(
+    connection: Connection,
+    principal: Principal,
+    kind: ContentKind,
+    *,
+    after: tuple[float, str] | None,
+    limit: int,
+    name: str | None = None,
+    text: str | None = None,
+    of_type: str | None = None,
+) -> list[Listed]:
+    """Readable contents that have a readable version, the newest made first; all of them for the owner key.
+
+    ``after`` is ``(created_at, name)`` of the one before; ``text`` is looked for in names, ``of_type`` is
+    the type that the newest version says it has.
+    """
+    query = _listed(kind)
+    if not principal.owner:
+        query = query.where(_allowed())
+    if name is not None:
+        query = query.where(contents.c.name == name)
+    if text is not None:
+        query = query.where(contents.c.name.icontains(text, autoescape=True))
+    if of_type is not None:
+        # In canonical JSON this cannot be part of a text, whose quotes would be escaped.
+        query = query.where(content_versions.c.about.contains(f'"type":"{of_type}"', autoescape=True))
+    if after is not None:
+        at, last = after
+        older = tuple_(contents.c.created_at, contents.c.name) < tuple_(bindparam("at"), bindparam("last"))
+        query = query.where(older).params(at=at, last=last)
+    query = query.order_by(contents.c.created_at.desc(), contents.c.name.desc()).limit(limit)
+    rows = connection.execute(query, {"project": principal.project_id} if not principal.owner else {})
+    columns = len(contents.c)
+    return [
+        Listed(Content(*row[:columns]), row[columns], ContentVersion(*row[columns + 1 :])) for row in rows
+    ]
+
+
+def list_versions(
+    connection: Connection, kind: ContentKind, name: str, *, before: int | None, limit: int
+) -> list[ContentVersion]:
+    """The versions of a content that are not withdrawn, newest first, past the id ``before``."""
+    query = select(content_versions).where(
+        content_versions.c.kind == kind, content_versions.c.name == name, _LIVE
+    )
+    if before is not None:
+        query = query.where(content_versions.c.id < before)
+    rows = connection.execute(query.order_by(content_versions.c.id.desc()).limit(limit))
+    return [ContentVersion(*row) for row in rows]
+
+
+def approve_plugin(
+    connection: Connection, manifest_sha256: str, name: str, *, at: float, by: str
+) -> PluginApproval:
+    """Allow a plugin package on this deployment; allowing it again lifts a revocation."""
+    there = approval(connection, manifest_sha256)
+    if there is not None and there.revoked_at is None:
+        return there
+    given = {"name": name, "approved_at": at, "approved_by": by, "revoked_at": None, "revoked_by": None}
+    mine = plugin_approvals.c.manifest_sha256 == manifest_sha256
+    if there is None:
+        connection.execute(insert(plugin_approvals).values(manifest_sha256=manifest_sha256, **given))
+    else:
+        connection.execute(update(plugin_approvals).where(mine).values(**given))
+    return PluginApproval(manifest_sha256, name, at, by, None, None)
+
+
+def revoke_plugin(
+    connection: Connection, manifest_sha256: str, *, at: float, by: str
+) -> PluginApproval | None:
+    """Stop allowing a plugin package; ``None`` where it never was allowed. Repeatable."""
+    connection.execute(
+        update(plugin_approvals)
+        .where(plugin_approvals.c.manifest_sha256 == manifest_sha256, plugin_approvals.c.revoked_at.is_(None))
+        .values(revoked_at=at, revoked_by=by)
+    )
+    return approval(connection, manifest_sha256)
+
+
+def approval(connection: Connection, manifest_sha256: str) -> PluginApproval | None:
+    """What was decided of a plugin package; a revoked approval has ``revoked_at``."""
+    row = connection.execute(_APPROVAL, {"manifest": manifest_sha256}).first()
+    return PluginApproval(*row) if row else None
+
+
+def list_approvals(
+    connection: Connection, *, after: tuple[float, str] | None, limit: int
+) -> list[PluginApproval]:
+    """Approvals and revocations, the newest approval first, past ``(approved_at, manifest_sha256)``."""
+    query = select(plugin_approvals)
+    order = (plugin_approvals.c.approved_at, plugin_approvals.c.manifest_sha256)
+    if after is not None:
+        at, last = after
+        query = query.where(tuple_(*order) < tuple_(bindparam("at"), bindparam("last"))).params(
+            at=at, last=last
+        )
+    rows = connection.execute(query.order_by(*(column.desc() for column in order)).limit(limit))
+    return [PluginApproval(*row) for row in rows]
+
+
+def _listed(kind: ContentKind) -> Select[Any]:
+    newest = (
+        select(
+            func.count().label("versions"),
+            func.max(content_versions.c.id).label("id"),
+            content_versions.c.name,
+        )
+        .where(content_versions.c.kind == kind, _LIVE)
+        .group_by(content_versions.c.name)
+        .subquery()
+    )
+    return (
+        select(contents, newest.c.versions, content_versions)
+        .join(newest, newest.c.name == contents.c.name)
+        .join(content_versions, content_versions.c.id == newest.c.id)
+        .where(contents.c.kind == kind)
+    )
+
+
+def _version(row: Row[*tuple[Any, ...]] | None) -> ContentVersion | None:
+    return None if row is None else ContentVersion(*row)
+
+
+def _taken(there: ContentVersion, release: Release) -> Refusal:
+    said = (
+        "was withdrawn and may come back with the same files only" if there.withdrawn_at else "is published"
+    )
+    return Refusal.of(
+        "CONTENT_VERSION_EXISTS",
+        f"version `{there.version}` of {release.kind.noun} {there.name} {said}: its manifest is "
+        f"{there.manifest_sha256}, not {release.manifest_sha256}",
+        path="version",
+    )
