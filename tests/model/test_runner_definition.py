@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainshed.model.checkpoints import Best, CheckpointRules, Mode
 from trainshed.model.runner import (
     ENTRYPOINTS,
     DefinitionError,
@@ -281,3 +282,46 @@ def test_E8_the_manifest_does_not_depend_on_the_order_of_the_files():
     assert tree_manifest(files) == tree_manifest(reversed(files))
     assert snapshot_sha256(files) != snapshot_sha256(files[1:])
     assert json.loads(tree_manifest(files))["schema"] == "trainshed.runner-tree/1"
+
+
+# [checkpoints]
+
+ENTRY = '[execution]\nentrypoint = "main.sh"\n'
+
+
+def test_checkpoints_are_kept_and_not_resumed_from_unless_the_runner_says_so():
+    rules = parse_definition(ENTRY.encode()).checkpoints
+    assert rules == CheckpointRules(resume=False, keep_last=None, best=None)
+
+
+def test_the_rules_for_checkpoints_are_read_and_survive_the_stored_document():
+    text = ENTRY + (
+        "[checkpoints]\nresume = true\nkeep_last = 3\n"
+        'best = {metric = "eval/loss@1", mode = "max", keep = 2}\n'
+    )
+    definition = parse_definition(text.encode())
+    expected = CheckpointRules(resume=True, keep_last=3, best=Best("eval/loss@1", Mode.MAX, 2))
+    assert definition.checkpoints == expected
+    again = definition_from_document(json.loads(json.dumps(dict(definition.raw))))
+    assert again.checkpoints == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "path", "said"),
+    [
+        ('resume = "yes"', "checkpoints.resume", "true or false, not `yes`"),
+        ("keep_last = 0", "checkpoints.keep_last", "from 1 to"),
+        ("keep_last = true", "checkpoints.keep_last", "positive integer"),
+        ("keep_first = 1", "checkpoints.keep_first", "keep_last"),
+        ('best = "eval_loss"', "checkpoints.best", "must be a table"),
+        ('best = {mode = "min"}', "checkpoints.best.metric", "is missing"),
+        ('best = {metric = "loss"}', "checkpoints.best.mode", "is missing"),
+        ('best = {metric = "", mode = "min"}', "checkpoints.best.metric", "1 to 128"),
+        ('best = {metric = "loss", mode = "lowest"}', "checkpoints.best.mode", '"min" or "max"'),
+        ('best = {metric = "loss", mode = "min", keep = 0}', "checkpoints.best.keep", "from 1 to"),
+        ('best = {metric = "loss", mode = "min", last = 1}', "checkpoints.best.last", "known here"),
+    ],
+)
+def test_every_mistake_in_the_rules_for_checkpoints_is_named(lines, path, said):
+    found = faults_of(f"{ENTRY}[checkpoints]\n{lines}\n")
+    assert said in found[path]

@@ -15,6 +15,8 @@
     default = "echo hello"              # optional, always text
     [env]
     OMP_NUM_THREADS = "1"
+    [checkpoints]                       # see `trainshed.model.checkpoints`
+    resume = true
 
 ``schema_version`` and ``[runner] name`` are accepted and not needed.
 """
@@ -29,6 +31,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from trainshed.model.checkpoints import METRIC_NAME, Best, CheckpointRules, Mode
 from trainshed.model.errors import Fault, FaultList
 from trainshed.model.globs import MAX_PATTERNS, OutputPatterns, pattern_fault
 from trainshed.model.selectors import MAX_NAME_PART_CHARS, NAME_PART, image_fault
@@ -48,7 +51,17 @@ MAX_DEFINITION_BYTES = 64 << 10
 MAX_PARAMS = 256
 MAX_VARIABLES = 256
 _CODE = "INVALID_RUNNER"
-_TOP_KEYS = ("schema_version", "image", "abi", "runner", "execution", "resources", "params", "env")
+_TOP_KEYS = (
+    "schema_version",
+    "image",
+    "abi",
+    "runner",
+    "execution",
+    "resources",
+    "params",
+    "env",
+    "checkpoints",
+)
 _EXECUTION_KEYS = ("entrypoint", "outputs", "timeout_seconds")
 _MAX_WORD_CHARS = 200
 _PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -83,6 +96,7 @@ class RunnerDefinition:
     name: str | None = None
     """``[runner] name``, ``namespace/name``."""
     schema_version: str | None = None
+    checkpoints: CheckpointRules = field(default_factory=CheckpointRules)
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The document as plain JSON values; `definition_from_document` accepts it again."""
 
@@ -172,6 +186,7 @@ def definition_from_document(document: Mapping[str, Any]) -> RunnerDefinition:
         abi=check.text("abi", document.get("abi"), _word_fault),
         name=check.text("runner.name", runner.get("name"), _name_fault),
         schema_version=check.text("schema_version", document.get("schema_version"), _word_fault),
+        checkpoints=check.checkpoints(check.table(document, "checkpoints")),
         raw=MappingProxyType(dict(document)),
     )
     if check.faults:
@@ -292,6 +307,41 @@ class _Checker:
             if text is not None:
                 found[name] = text
         return found
+
+    def checkpoints(self, table: Mapping[str, Any]) -> CheckpointRules:
+        self.known_keys("checkpoints", table, ("resume", "keep_last", "best"))
+        resume = table.get("resume", False)
+        if not isinstance(resume, bool):
+            self.add("checkpoints.resume", f"must be true or false, not {_kind(resume)}")
+        best = table.get("best")
+        return CheckpointRules(
+            resume=resume is True,
+            keep_last=self.count("checkpoints.keep_last", table.get("keep_last")),
+            best=None if best is None else self.best(best),
+        )
+
+    def best(self, rule: Any) -> Best | None:
+        path = "checkpoints.best"
+        if not isinstance(rule, Mapping):
+            self.add(path, f'must be a table: {{metric = "eval_loss", mode = "min"}}, not {_kind(rule)}')
+            return None
+        self.known_keys(path, rule, ("metric", "mode", "keep"))
+        metric = self.text(f"{path}.metric", rule.get("metric"), _metric_fault)
+        mode = self.text(f"{path}.mode", rule.get("mode"), _mode_fault)
+        keep = self.count(f"{path}.keep", rule.get("keep", 1))
+        for key in ("metric", "mode"):
+            if key not in rule:
+                self.add(f"{path}.{key}", "is missing")
+        return None if metric is None or mode is None or keep is None else Best(metric, Mode(mode), keep)
+
+
+def _metric_fault(value: str) -> str | None:
+    well_formed = METRIC_NAME.fullmatch(value)
+    return None if well_formed else "must be 1 to 128 letters, digits, `_`, `.`, `@`, `/`, `-`"
+
+
+def _mode_fault(value: str) -> str | None:
+    return None if value in set(Mode) else 'must be "min" or "max"'
 
 
 def _variable_fault(name: str) -> str | None:
