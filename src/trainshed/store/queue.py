@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, bindparam, func, insert, select, update
 
+from trainshed.model.errors import Refusal
 from trainshed.model.states import ACTIVE, AllocationState, State
 from trainshed.store.jobs import allocation_of, trial_of
 from trainshed.store.records import Allocation, Trial
@@ -40,7 +41,16 @@ _ATTEMPTS = (
     .where(attempts.c.trial_id.in_(_WANTED))
     .order_by(attempts.c.number)
 )
-_KNOWN_BLOBS = select(blobs.c.sha256).where(blobs.c.sha256.in_(_WANTED))
+_BLOBS = select(blobs.c.sha256, blobs.c.touched_at, blobs.c.deleting_at).where(blobs.c.sha256.in_(_WANTED))
+_USABLE_BLOBS = select(blobs.c.sha256).where(blobs.c.sha256.in_(_WANTED), blobs.c.deleting_at.is_(None))
+_TOUCH_BLOBS = (
+    update(blobs)
+    .where(blobs.c.sha256.in_(_WANTED), blobs.c.deleting_at.is_(None))
+    .values(touched_at=bindparam("at"))
+)
+
+TOUCH_SECONDS = 60.0
+"""How exactly the last use of a blob is known."""
 
 
 def queued_after(connection: Connection, trial_id: str, limit: int) -> list[Trial]:
@@ -127,15 +137,60 @@ def charge(connection: Connection, project_id: str, gpu_seconds: float) -> None:
 
 
 def put_blobs(connection: Connection, sizes: Mapping[str, int], *, at: float) -> None:
-    """Record stored blobs, SHA-256 -> size; known ones stay as they are."""
-    known = set(connection.execute(_KNOWN_BLOBS, {"wanted": list(sizes)}).scalars())
+    """Record stored blobs, SHA-256 -> size, as used now; collecting garbage leaves them alone for a while.
+
+    Raises `Refusal` ``BLOB_BEING_DELETED`` where the bytes of one are being removed: what was stored just now
+    may go with them, so it has to be stored again.
+    """
+    usable, going = _use_blobs(connection, list(sizes), at)
+    if going:
+        raise blob_being_deleted(min(going))
     new = [
-        {"sha256": sha256, "size": size, "created_at": at}
+        {"sha256": sha256, "size": size, "created_at": at, "touched_at": at}
         for sha256, size in sizes.items()
-        if sha256 not in known
+        if sha256 not in usable
     ]
     if new:
         connection.execute(insert(blobs), new)
+
+
+def touch_blobs(connection: Connection, names: Collection[str], *, at: float) -> set[str]:
+    """Note that these blobs are about to be used; answers those that may be counted on.
+
+    The others are not recorded, or their bytes are being removed. What was touched less than
+    `TOUCH_SECONDS` ago is left as it is: a blob that thousands use costs one write a minute.
+    """
+    return _use_blobs(connection, list(names), at)[0]
+
+
+def untouched_blobs(connection: Connection, names: Collection[str], *, at: float) -> tuple[set[str], bool]:
+    """What `touch_blobs` would answer now, and whether it would write anything. Writes nothing."""
+    rows = connection.execute(_BLOBS, {"wanted": list(names)}).all()
+    usable = {row.sha256: row.touched_at or 0.0 for row in rows if row.deleting_at is None}
+    return set(usable), any(touched < at - TOUCH_SECONDS for touched in usable.values())
+
+
+def _use_blobs(connection: Connection, names: list[str], at: float) -> tuple[set[str], set[str]]:
+    """Touch what may be counted on; those, and those that are being removed."""
+    rows = connection.execute(_BLOBS, {"wanted": names}).all()
+    usable = {row.sha256 for row in rows if row.deleting_at is None}
+    going = {row.sha256 for row in rows} - usable
+    stale = [
+        row.sha256 for row in rows if (row.touched_at or 0.0) < at - TOUCH_SECONDS and row.sha256 in usable
+    ]
+    if stale and connection.execute(_TOUCH_BLOBS, {"wanted": stale, "at": at}).rowcount < len(stale):
+        # A collector marked some of them since they were read.
+        still = set(connection.execute(_USABLE_BLOBS, {"wanted": stale}).scalars())
+        lost = set(stale) - still
+        usable, going = usable - lost, going | lost
+    return usable, going
+
+
+def blob_being_deleted(sha256: str) -> Refusal:
+    """The refusal of whoever would use a blob in the moment in which it goes."""
+    refusal = Refusal.of("BLOB_BEING_DELETED", f"blob {sha256} is being removed", path="sha256")
+    refusal.retry_after = 1
+    return refusal
 
 
 def expired_logs(connection: Connection, ended_before: float, limit: int = 100) -> list[str]:
