@@ -61,6 +61,48 @@ def test_settings_that_contradict_each_other_are_refused():
         parse({"trials": {"timeout_seconds": 10, "max_timeout_seconds": 5}})
 
 
+def test_lists_hold_texts_that_are_checked_one_by_one():
+    with pytest.raises(ConfigFaults) as refused:
+        parse(
+            {
+                "images": {
+                    "default_registry": "Not A Host",
+                    "mirrors": ["hub.internal/", "a.example=b.example:99999"],
+                    "insecure_registries": "lab:5000",
+                    "allowed_registries": ["ghcr.example/team", 5],
+                    "pull_retries": -2,
+                }
+            }
+        )
+    assert sorted(refused.value.faults) == [
+        "images.allowed_registries: must be a list of texts, not ['ghcr.example/team', 5]",
+        "images.default_registry: `Not A Host` is no host: write host or host:port in lower case",
+        "images.insecure_registries: must be a list of texts, not 'lab:5000'",
+        "images.mirrors: write REGISTRY=HOST[:PORT][/PATH]; `` is no path: write lower-case parts between `/`",
+        "images.pull_retries: must be from -1 or more, not -2",
+    ]
+
+
+def test_the_registries_are_what_the_settings_say():
+    rules = parse(
+        {
+            "images": {
+                "default_registry": "hub.internal:5000",
+                "mirrors": ["cache.internal/hub", "docker.io=cache.internal:8000"],
+                "insecure_registries": ["hub.internal:5000"],
+                "allowed_registries": ["hub.internal:5000/team"],
+            }
+        }
+    ).registries
+    assert [(mirror.registry, mirror.place) for mirror in rules.mirrors] == [
+        ("hub.internal:5000", "cache.internal/hub"),
+        ("docker.io", "cache.internal:8000"),
+    ]
+    assert (rules.plain_http("hub.internal:5000"), rules.plain_http("docker.io")) == (True, False)
+    assert rules.allows(rules.parse("team/tool"))
+    assert not rules.allows(rules.parse("teams/tool"))
+
+
 @pytest.mark.parametrize("content", [b"a = ", b"\xff"])
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes):
     file = tmp_path / "x.toml"
@@ -82,4 +124,6 @@ def test_the_documentation_lists_every_setting_with_its_default():
 def shown(default: object) -> str:
     if default is None:
         return "unset"
+    if default == ():
+        return "none"
     return str(default).lower() if isinstance(default, bool) else f"{default}"

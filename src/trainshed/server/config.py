@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from trainshed.engines.local import DEFAULT_USER, Isolation
+from trainshed.model.images import DOCKER_HUB, RegistryRules, host_fault, parse_mirror, place_fault
 from trainshed.policy.effective import ServerPolicy
 from trainshed.server.limits import Action, Rate
 from trainshed.server.services import BodyLimits
@@ -28,8 +29,22 @@ def _setting(
     least: float = -math.inf,
     most: float = math.inf,
     options: tuple[str, ...] = (),
+    check: Callable[[str], str | None] | None = None,
 ) -> Any:
-    return field(default=default, metadata={"about": about, "least": least, "most": most, "options": options})
+    rule = {"about": about, "least": least, "most": most, "options": options, "check": check}
+    return field(default=default, metadata=rule)
+
+
+def _registry_fault(text: str) -> str | None:
+    return host_fault(text) if text else None
+
+
+def _mirror_fault(text: str) -> str | None:
+    try:
+        parse_mirror(text, DOCKER_HUB)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +116,32 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """``[images]``: which registries are asked for images, and how; how images are kept."""
+
+    default_registry: str = _setting(
+        DOCKER_HUB, "For names without a registry; empty: they are refused.", check=_registry_fault
+    )
+    mirrors: tuple[str, ...] = _setting(
+        (), "`REGISTRY=HOST[:PORT][/PATH]`, asked before the registry, in order.", check=_mirror_fault
+    )
+    insecure_registries: tuple[str, ...] = _setting(
+        (), "`HOST[:PORT]` asked over plain HTTP; loopback always is.", check=host_fault
+    )
+    allowed_registries: tuple[str, ...] = _setting(
+        (), "`HOST[:PORT][/PATH]` that images may come from; none named: all.", check=place_fault
+    )
+    timeout_seconds: float = _setting(
+        20.0, "How long a submission waits for the registries of its images.", least=0.1, most=600
+    )
+    attempts: int = _setting(3, "How often a registry that does not answer is asked.", least=1, most=20)
+    pull_retries: int = _setting(
+        3, "How often a failed pull is repeated before its Trial fails; -1: for ever.", least=-1
+    )
+    cache_bytes: int = _setting(50 << 30, "How much disk images that no Trial uses may keep.", least=0)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings that a file can hold."""
 
@@ -110,6 +151,7 @@ class Config:
     logs: LogSettings = field(default_factory=LogSettings)
     trials: TrialSettings = field(default_factory=TrialSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    images: ImageSettings = field(default_factory=ImageSettings)
 
     @property
     def bodies(self) -> BodyLimits:
@@ -129,6 +171,17 @@ class Config:
                 (Action.SUBMIT, self.rates.submissions),
             )
         }
+
+    @property
+    def registries(self) -> RegistryRules:
+        """Which registries there are, for whoever asks them and for whoever pulls from them."""
+        default = self.images.default_registry
+        return RegistryRules(
+            default_registry=default,
+            mirrors=tuple(parse_mirror(text, default or DOCKER_HUB) for text in self.images.mirrors),
+            insecure=frozenset(self.images.insecure_registries),
+            allowed=self.images.allowed_registries,
+        )
 
     def isolation(self, hide: Sequence[Path]) -> Isolation | None:
         """How Trials are isolated, with folders that none of them sees; ``None`` if they are not."""
@@ -198,7 +251,7 @@ def settings() -> Iterator[Setting]:
         kind = _kind_of(section)
         hints = get_type_hints(kind)
         for each in fields(kind):
-            words = "/".join(option.__name__ for option in _options(hints[each.name]))
+            words = "/".join(_KINDS.get(option, option.__name__) for option in _options(hints[each.name]))
             yield Setting(f"{section.name}.{each.name}", words, each.default, each.metadata["about"])
 
 
@@ -212,11 +265,14 @@ def _section(name: str, kind: type, table: Mapping[str, Any], faults: list[str])
         if fault:
             faults.append(f"{name}.{key}: {fault}")
         else:
-            values[key] = float(table[key]) if _options(hints[key]) == (float,) else table[key]
+            kinds = _options(hints[key])
+            values[key] = kinds[0](table[key]) if kinds in {(float,), (tuple,)} else table[key]
     return kind(**values)
 
 
 def _fault(value: Any, options: tuple[type, ...], rule: Mapping[str, Any]) -> str | None:
+    if options == (tuple,):
+        return _list_fault(value, rule)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = type(value) in options or (float in options and number)
     if not fits:
@@ -227,9 +283,17 @@ def _fault(value: Any, options: tuple[type, ...], rule: Mapping[str, Any]) -> st
     if number and not (math.isfinite(value) and rule["least"] <= value <= rule["most"]):
         most = "" if math.isinf(rule["most"]) else f" to {rule['most']:g}"
         return f"must be from {rule['least']:g}{most}{' or more' if not most else ''}, not {value}"
-    return None
+    return rule["check"](value) if rule["check"] else None
 
 
+def _list_fault(value: Any, rule: Mapping[str, Any]) -> str | None:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        return f"must be a list of texts, not {value!r}"
+    found = (rule["check"](each) for each in value) if rule["check"] else ()
+    return next((fault for fault in found if fault), None)
+
+
+_KINDS: Mapping[type, str] = {tuple: "list"}
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -242,6 +306,8 @@ def _unknown(prefix: str, table: Mapping[str, Any], known: Mapping[str, Any], fa
 
 
 def _options(hint: Any) -> tuple[type, ...]:
+    if get_origin(hint) is tuple:
+        return (tuple,)
     return tuple(option for option in get_args(hint) or (hint,) if option is not type(None))
 
 
