@@ -1,0 +1,190 @@
+"""Applying a JSON Schema 2020-12 that a stranger wrote, within bounds.
+
+The library judges; three things are ours. Every application of a keyword is counted against a budget, since
+a small schema can ask for more work than a server has. Patterns are matched by an engine of linear time,
+which `re` is not. And nothing outside a schema is ever looked up.
+
+The libraries are imported on first use: that takes 140 ms, which only those who use a Recipe pay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
+    from pydantic_core import SchemaValidator
+
+MAX_SHOWN = 50
+"""Faults that one check reports."""
+MAX_STEPS = 20_000
+"""Keywords applied in one check; an ordinary one takes a few hundred."""
+MAX_PATTERN_CHARS = 256
+_MAX_SENTENCE_CHARS = 300
+_CHARS_PER_STEP = 256
+
+Place = tuple[str | int, ...]
+Found = tuple[Place, str]
+"""Where something is wrong, as keys and indices, and a sentence."""
+
+
+class Unbounded(Exception):
+    """A schema cannot be applied within bounds; the sentence says which."""
+
+
+_left: contextvars.ContextVar[list[int]] = contextvars.ContextVar("steps left")
+
+
+@contextlib.contextmanager
+def budget() -> Iterator[None]:
+    """Bound the work inside. Raises `Unbounded` where the steps, or the stack, are used up."""
+    token = _left.set([MAX_STEPS])
+    try:
+        yield
+    except RecursionError:
+        raise Unbounded("the schema refers to itself without end") from None
+    finally:
+        _left.reset(token)
+
+
+def spend(steps: int) -> None:
+    """Count work; raises `Unbounded` when there was too much. Outside of a `budget` it is not allowed."""
+    left = _left.get()
+    left[0] -= steps
+    if left[0] < 0:
+        raise Unbounded(f"the schema asks for more than {MAX_STEPS} steps of work")
+
+
+def check(root: Mapping[str, Any], schema: Any, value: Any) -> list[Found]:
+    """What ``schema``, a part of ``root``, has against ``value``. Raises `Unbounded`."""
+    validator = _validator_class()(dict(root), registry=_registry())
+    if schema is not root:  # references inside it start from the root all the same
+        validator = validator.evolve(schema=schema)
+    with budget():
+        return _found(validator.iter_errors(value))
+
+
+def metaschema_faults(schema: Mapping[str, Any]) -> list[Found]:
+    """What the metaschema of JSON Schema 2020-12 has against ``schema``."""
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 - see the module's docstring
+
+    return _found(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema))
+
+
+def pattern_fault(pattern: str) -> str | None:
+    """Why ``pattern`` cannot be one of a schema, or ``None``."""
+    compiled = _compiled(pattern)
+    return compiled if isinstance(compiled, str) else None
+
+
+def _found(errors: Iterator[ValidationError]) -> list[Found]:
+    return [(tuple(each.absolute_path), _sentence(each)) for each in itertools.islice(errors, MAX_SHOWN)]
+
+
+def _sentence(error: ValidationError) -> str:
+    """The library's message. It repeats the whole value, so a long one is cut in the middle."""
+    text = str(error.message)
+    if len(text) > _MAX_SENTENCE_CHARS:
+        text = f"{text[:200]} … {text[-80:]}"
+    return f"breaks the rule `{error.validator}`: {text}" if error.validator else f"is not allowed: {text}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> SchemaValidator | str:
+    """The pattern, ready to be matched; or why there is none."""
+    from pydantic_core import SchemaError, SchemaValidator, core_schema  # noqa: PLC0415 - as jsonschema
+
+    if len(pattern) > MAX_PATTERN_CHARS:
+        return f"has {len(pattern)} characters; a pattern has at most {MAX_PATTERN_CHARS}"
+    try:
+        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    except (SchemaError, UnicodeEncodeError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        reason = reason.removeprefix("SchemaError: ").removeprefix("error: ")
+        return (
+            f"cannot be matched in linear time: {reason}. Look-around and backreferences are not taken, "
+            "nor is what compiles to more than 10 MiB"
+        )
+
+
+def _matches(pattern: str, text: str) -> bool:
+    spend(1 + len(text) // _CHARS_PER_STEP)
+    compiled = _compiled(pattern)
+    return not isinstance(compiled, str) and compiled.isinstance_python(text)
+
+
+def _registry() -> Any:
+    from referencing import Registry  # noqa: PLC0415 - see the module's docstring
+    from referencing.exceptions import NoSuchResource  # noqa: PLC0415 - as above
+
+    def refuse(uri: str) -> Any:
+        raise NoSuchResource(ref=uri)  # type: ignore[call-arg]  # attrs
+
+    return Registry(retrieve=refuse)  # type: ignore[call-arg]  # attrs drops the field's underscore
+
+
+@functools.cache
+def _validator_class() -> Any:
+    """The library's validator of JSON Schema 2020-12 with our budget and patterns."""
+    from jsonschema import Draft202012Validator, validators  # noqa: PLC0415 - see the module's docstring
+
+    own: dict[str, Callable[..., Any]] = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    theirs: Mapping[str, Callable[..., Any]] = Draft202012Validator.VALIDATORS
+    known = {name: _counted(name, own.get(name, each)) for name, each in theirs.items()}
+    return validators.extend(Draft202012Validator, known)  # type: ignore[no-untyped-call]  # their stub
+
+
+def _counted(name: str, keyword: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(validator: Any, expected: Any, value: Any, schema: Any) -> Any:
+        # `uniqueItems` may compare every item with every other, `enum` the value with every choice.
+        compared = name == "uniqueItems" and isinstance(value, list)
+        spend(1 + (len(value) ** 2 // 256 if compared else _length(expected) // 8))
+        return keyword(validator, expected, value, schema)
+
+    return counted
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, Sized) else 0
+
+
+def _pattern(validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator[ValidationError]:
+    if validator.is_type(value, "string") and not _matches(pattern, value):
+        yield _error(f"{value[:100]!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, named: Any, value: Any, _schema: Any) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    for pattern, below in named.items():
+        for key, each in value.items():
+            if _matches(pattern, key):
+                yield from validator.descend(each, below, path=key, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    known, named = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [key for key in value if key not in known and not any(_matches(each, key) for each in named)]
+    if below is not False:
+        for key in extra:
+            yield from validator.descend(value[key], below, path=key)
+    elif extra:
+        unknown = ", ".join(repr(key[:80]) for key in sorted(extra))
+        yield _error(f"{unknown} unexpected; known are: {', '.join(sorted(known)) or 'none'}")
+
+
+def _error(message: str) -> ValidationError:
+    from jsonschema.exceptions import ValidationError  # noqa: PLC0415 - see the module's docstring
+
+    return ValidationError(message)
