@@ -147,4 +147,5 @@ def _row(
         "source_ref": ref,
         "published_at": at,
         "published_by": principal.actor,
+        "tree_id": verified.tree_id,
     }

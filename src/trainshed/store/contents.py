@@ -25,7 +25,7 @@ from sqlalchemy import (
 from trainshed.model.access import Principal, Visibility
 from trainshed.model.content import ContentKind, ContentUri
 from trainshed.model.errors import Refusal
-from trainshed.store.manifests import put_manifest
+from trainshed.store.manifests import hold, put_manifest
 from trainshed.store.namespaces import claim_namespace
 from trainshed.store.records import Content, ContentVersion, PluginApproval
 from trainshed.store.tables import (
@@ -142,7 +142,9 @@ _TOUCH = (
     .where(blobs.c.sha256.in_(_HELD), blobs.c.deleting_at.is_(None))
     .values(touched_at=bindparam("at"))
 )
-_MANIFEST_BYTES = select(manifests.c.size).where(manifests.c.sha256 == bindparam("manifest"))
+_MANIFEST_BYTES = select(manifests.c.size).where(
+    manifests.c.sha256 == bindparam("manifest"), manifests.c.let_go_at.is_(None)
+)
 _APPROVAL = select(plugin_approvals).where(plugin_approvals.c.manifest_sha256 == bindparam("manifest"))
 
 
@@ -188,12 +190,14 @@ def still_readable(
 def same_manifest(
     connection: Connection, kind: ContentKind, manifest_sha256: str
 ) -> tuple[ContentVersion, int] | None:
-    """Any version of that manifest, a live one first, and the manifest's bytes: what it says is known."""
+    """Any version of that manifest, a live one first, and the manifest's bytes: what it says is known.
+
+    ``None`` also where nothing named it any more and its blobs were let go.
+    """
     asked = {"kind": kind, "manifest": manifest_sha256}
     found = _version(connection.execute(_SAME_MANIFEST, asked).first())
-    if found is None:
-        return None
-    return found, connection.execute(_MANIFEST_BYTES, {"manifest": manifest_sha256}).scalar_one()
+    size = connection.execute(_MANIFEST_BYTES, {"manifest": manifest_sha256}).scalar_one_or_none()
+    return None if found is None or size is None else (found, size)
 
 
 def blob_size(connection: Connection, manifest_sha256: str, blob: str) -> int | None:
@@ -285,6 +289,9 @@ def hold_manifest(connection: Connection, release: Release, *, at: float) -> Non
     Raises `Refusal` ``BLOB_NOT_FOUND`` with ``missing``, or ``BLOB_BEING_DELETED``.
     """
     digest = release.manifest_sha256
+    if release.files and not release.blobs and not hold(connection, [digest]):
+        # The caller found it known and did not read it; its files are being collected since.
+        raise _being_removed(release)
     put_manifest(connection, digest, release.kind, release.manifest_bytes, [digest, *release.blobs], at=at)
     # A row that is touched here cannot be marked for deletion by a collector that looked before.
     touched = connection.execute(_TOUCH, {"manifest": digest, "at": at}).rowcount
@@ -301,12 +308,7 @@ def hold_manifest(connection: Connection, release: Release, *, at: float) -> Non
             path="manifest",
             missing=missing,
         )
-    raise Refusal(
-        Refusal.of(
-            "BLOB_BEING_DELETED", f"a blob of {release.name} is being removed", path="manifest"
-        ).faults,
-        retry_after=1,
-    )
+    raise _being_removed(release)
 
 
 def withdraw(connection: Connection, kind: ContentKind, name: str, ref: str, *, at: float) -> list[str]:
@@ -472,6 +474,12 @@ def _listed(kind: ContentKind) -> Select[Any]:
 
 def _version(row: Row[*tuple[Any, ...]] | None) -> ContentVersion | None:
     return None if row is None else ContentVersion(*row)
+
+
+def _being_removed(release: Release) -> Refusal:
+    refusal = Refusal.of("BLOB_BEING_DELETED", f"a blob of {release.name} is being removed", path="manifest")
+    refusal.retry_after = 1
+    return refusal
 
 
 def _taken(there: ContentVersion, release: Release) -> Refusal:

@@ -9,6 +9,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, func, insert, selec
 
 from trainshed.model.errors import Refusal
 from trainshed.model.states import E_TRIAL_WORDS, WAITING, AllocationState, OutputStatus, State
+from trainshed.store import manifests
 from trainshed.store.events import NewEvent, record
 from trainshed.store.records import Allocation, Artifact, Attempt, Job, Trial, TrialContent
 from trainshed.store.tables import allocations, artifacts, attempts, jobs, trial_contents, trials
@@ -103,9 +104,18 @@ def insert_job(connection: Connection, job: Job, rows: Sequence[Mapping[str, Any
 
 
 def insert_contents(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert what Trials consume (columns of ``trial_contents``)."""
-    if rows:
-        connection.execute(_INSERT_CONTENTS, list(rows))
+    """Insert what Trials consume (columns of ``trial_contents``), and keep it from being collected.
+
+    Raises `Refusal` ``CONTENT_NOT_FOUND`` for what was withdrawn and collected since it was looked up.
+    """
+    if not rows:
+        return
+    held = manifests.hold(connection, {row["manifest_sha256"] for row in rows})
+    for row in rows:
+        if row["manifest_sha256"] not in held:
+            said = f"{row['kind']} {row['name']}@{row['version']} was withdrawn and its files are gone"
+            raise Refusal.of("CONTENT_NOT_FOUND", said, path=row["role"])
+    connection.execute(_INSERT_CONTENTS, list(rows))
 
 
 def contents_of(connection: Connection, trial_ids: Collection[str]) -> dict[str, list[TrialContent]]:

@@ -79,6 +79,7 @@ class Revision:
     published_at: float
     published_by: str
     withdrawn_at: float | None
+    tree_id: str | None = None
 
     @property
     def selector(self) -> str:

@@ -109,6 +109,12 @@ blobs = Table(
     Column("touched_at", Double),
     # Its bytes are being removed; nobody may count on them.
     Column("deleting_at", Double),
+    Index(
+        "ix_blobs_deleting",
+        "deleting_at",
+        sqlite_where=text("deleting_at IS NOT NULL"),
+        postgresql_where=text("deleting_at IS NOT NULL"),
+    ),
 )
 
 manifests = Table(
@@ -118,6 +124,8 @@ manifests = Table(
     Column("kind", String, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
+    # Nothing named it any more: it keeps no blob, and its rows of `manifest_blobs` go.
+    Column("let_go_at", Double),
 )
 
 manifest_blobs = Table(
@@ -213,7 +221,10 @@ runner_revisions = Table(
     Column("published_at", Double, nullable=False),
     Column("published_by", String, nullable=False),
     Column("withdrawn_at", Double),
+    # Git's id of the published directory; unknown of Revisions that are older than this column.
+    Column("tree_id", String(40)),
     UniqueConstraint("runner", "revision"),
+    Index("ix_runner_revisions_snapshot_sha256", "snapshot_sha256"),
 )
 
 runner_refs = Table(

@@ -19,6 +19,7 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("let_go_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("sha256", name=op.f("pk_manifests")),
     )
     op.create_table(
@@ -170,6 +171,18 @@ def upgrade() -> None:
     op.create_index("ix_artifacts_sha256", "artifacts", ["sha256"], unique=False)
     op.add_column("blobs", sa.Column("touched_at", sa.Double(), nullable=True))
     op.add_column("blobs", sa.Column("deleting_at", sa.Double(), nullable=True))
+    op.create_index(
+        "ix_blobs_deleting",
+        "blobs",
+        ["deleting_at"],
+        unique=False,
+        sqlite_where=sa.text("deleting_at IS NOT NULL"),
+        postgresql_where=sa.text("deleting_at IS NOT NULL"),
+    )
+    op.add_column("runner_revisions", sa.Column("tree_id", sa.String(length=40), nullable=True))
+    op.create_index(
+        "ix_runner_revisions_snapshot_sha256", "runner_revisions", ["snapshot_sha256"], unique=False
+    )
     op.add_column("jobs", sa.Column("platform_version", sa.String(), nullable=True))
     op.add_column("projects", sa.Column("max_content_bytes", sa.BigInteger(), nullable=True))
     op.add_column("trials", sa.Column("image_requested", sa.String(), nullable=True))
