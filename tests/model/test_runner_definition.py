@@ -30,7 +30,9 @@ from trainshed.model.runner_tree import (
 FULL = """
 schema_version = "envhub.runner/v1"
 image = "registry.example:5000/team/train:1.2"
-abi = "envloop.train-recipe/1"
+abi = ["envloop.train-recipe/1", "envloop.job-profile/v1"]
+[recipe]
+entrypoint = "pev.train:main"
 [runner]
 name = "envloop/bash"
 [execution]
@@ -66,7 +68,7 @@ def test_only_the_entrypoint_is_required():
     assert definition.timeout_seconds is None
     assert definition.resources == {}
     assert definition.params == {}
-    assert definition.image is definition.abi is definition.name is None
+    assert definition.image is definition.recipe_entrypoint is definition.name is None
     assert not definition.takes_command
 
 
@@ -86,10 +88,38 @@ def test_every_key_of_a_full_definition_is_read():
     assert definition.params == {"Run_Command": "echo 'hello'", "seed": None}
     assert definition.env == {"OMP_NUM_THREADS": "1"}
     assert definition.image == "registry.example:5000/team/train:1.2"
-    assert definition.abi == "envloop.train-recipe/1"
+    assert definition.abis == ("envloop.train-recipe/1", "envloop.job-profile/v1")
+    assert definition.recipe_entrypoint == "pev.train:main"
     assert definition.name == "envloop/bash"
     assert definition.schema_version == "envhub.runner/v1"
     assert definition.patterns.match("outputs/a/b")
+
+
+def test_E91_one_abi_may_be_written_without_a_list():
+    definition = parse_definition(b'abi = "envloop.job-profile/v1"\n[execution]\nentrypoint = "main.sh"\n')
+    assert definition.abis == ("envloop.job-profile/v1",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "path", "word"),
+    [
+        ("abi = 1", "abi", "text in quotes"),
+        ('abi = ["a", "a"]', "abi[1]", "twice"),
+        ('abi = ["a", 1]', "abi[1]", "text in quotes"),
+        (f"abi = {[str(n) for n in range(9)]}", "abi", "at most 8"),
+        ('recipe = {entrypoint = "main.py"}', "recipe.entrypoint", "module:function"),
+        ('recipe = {entry = "a:b"}', "recipe.entry", "did you mean `entrypoint`?"),
+        ("recipe = 1", "recipe", "table"),
+    ],
+)
+def test_E100_mistakes_in_what_a_runner_can_run_are_named(lines, path, word):
+    faults = faults_of(f'{lines}\n[execution]\nentrypoint = "main.sh"\n')
+    assert list(faults) == [path]
+    assert word in faults[path]
+
+
+def test_a_key_of_too_many_parts_is_refused_before_it_costs_time():
+    assert "64 parts" in faults_of("execution" + ".a" * 30_000 + " = 1")[""]
 
 
 def test_a_definition_survives_its_way_through_json():

@@ -49,6 +49,7 @@ RUNNER = Fields(
         ("gpu", "gpu"),
         ("image", "image"),
         ("abi", "abi"),
+        ("recipe entrypoint", "recipe_entrypoint"),
         ("snapshot", "snapshot_sha256"),
         ("created", "created_at"),
         ("published by", "published_by"),

@@ -30,7 +30,6 @@ from __future__ import annotations
 import difflib
 import keyword
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -40,6 +39,7 @@ from trainshed.model.content import SHA256, ContentKind, ContentUri, parse_conte
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.parameter_schema import schema_faults
 from trainshed.model.parameters import MAX_DEPTH, place_text, too_deep
+from trainshed.model.strict_toml import decode_toml
 
 RECIPE_ABI = "envloop.train-recipe/1"
 RECIPE_FILE = "recipe.toml"
@@ -128,19 +128,10 @@ class Recipe:
 
 def parse_recipe(content: bytes) -> Recipe:
     """Parse the bytes of ``recipe.toml``; raises `Refusal` ``INVALID_CONTENT`` with every fault at once."""
-    if len(content) > MAX_RECIPE_BYTES:
-        raise Refusal.of(
-            _CODE, f"{RECIPE_FILE} has {len(content)} bytes; at most {MAX_RECIPE_BYTES}", path=RECIPE_FILE
-        )
     try:
-        document = tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        raise Refusal.of(
-            _CODE, f"{RECIPE_FILE} is not UTF-8 (byte {error.start})", path=RECIPE_FILE
-        ) from None
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        reason = str(error) or "nested too deeply"
-        raise Refusal.of(_CODE, f"{RECIPE_FILE} is not TOML: {reason}", path=RECIPE_FILE) from None
+        document = decode_toml(content, MAX_RECIPE_BYTES)
+    except ValueError as error:
+        raise Refusal.of(_CODE, f"{RECIPE_FILE} {error}", path=RECIPE_FILE) from None
     return recipe_from_about(document)
 
 

@@ -3,7 +3,9 @@
 ::
 
     image = "repository:tag"            # optional, before the first table
-    abi = "envloop.train-recipe/1"      # optional
+    abi = ["envloop.train-recipe/1"]    # optional: which Job Profiles it reads (E91, E100); text or a list
+    [recipe]
+    entrypoint = "pev.train:main"       # which Recipes it runs: those with this entrypoint (E100)
     [execution]
     entrypoint = "main.sh"              # or "main.py"; the only key that is required
     outputs = ["outputs/**"]            # which files become artifacts (E73)
@@ -25,7 +27,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -34,7 +35,9 @@ from typing import Any
 from trainshed.model.checkpoints import METRIC_NAME, Best, CheckpointRules, Mode
 from trainshed.model.errors import Fault, FaultList
 from trainshed.model.globs import MAX_PATTERNS, OutputPatterns, pattern_fault
+from trainshed.model.recipe import entrypoint_fault
 from trainshed.model.selectors import MAX_NAME_PART_CHARS, NAME_PART, image_fault
+from trainshed.model.strict_toml import decode_toml
 from trainshed.model.submission import (
     GPU_TYPE,
     MAX_COMMAND_BYTES,
@@ -48,6 +51,7 @@ DEFINITION_NAMES = ("runner.toml", "task.toml")
 ENTRYPOINTS = ("main.sh", "main.py")
 RUN_COMMAND = "run_command"
 MAX_DEFINITION_BYTES = 64 << 10
+MAX_ABIS = 8
 MAX_PARAMS = 256
 MAX_VARIABLES = 256
 _CODE = "INVALID_RUNNER"
@@ -55,6 +59,7 @@ _TOP_KEYS = (
     "schema_version",
     "image",
     "abi",
+    "recipe",
     "runner",
     "execution",
     "resources",
@@ -92,7 +97,10 @@ class RunnerDefinition:
     """Declared name, as written -> default; ``None`` where a parameter has no default."""
     env: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None
-    abi: str | None = None
+    abis: tuple[str, ...] = ()
+    """What it declares to read, ``envloop.job-profile/v1`` for one (E91)."""
+    recipe_entrypoint: str | None = None
+    """``[recipe] entrypoint``: the Recipes that it runs have the same (E100)."""
     name: str | None = None
     """``[runner] name``, ``namespace/name``."""
     schema_version: str | None = None
@@ -153,17 +161,10 @@ def definition_file(paths: Iterable[str]) -> str:
 
 def parse_definition(content: bytes) -> RunnerDefinition:
     """Parse the bytes of ``runner.toml``; raises `DefinitionError` with every fault at once."""
-    if len(content) > MAX_DEFINITION_BYTES:
-        message = f"the definition has {len(content)} bytes; at most {MAX_DEFINITION_BYTES}"
-        raise DefinitionError([Fault("", _CODE, message)])
     try:
-        document = tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        message = f"the definition is not UTF-8 (byte {error.start})"
-        raise DefinitionError([Fault("", _CODE, message)]) from None
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        reason = str(error) or "nested too deeply"
-        raise DefinitionError([Fault("", _CODE, f"the definition is not TOML: {reason}")]) from None
+        document = decode_toml(content, MAX_DEFINITION_BYTES)
+    except ValueError as error:
+        raise DefinitionError([Fault("", _CODE, f"the definition {error}")]) from None
     return definition_from_document(document)
 
 
@@ -173,6 +174,8 @@ def definition_from_document(document: Mapping[str, Any]) -> RunnerDefinition:
     check.known_keys("", document, _TOP_KEYS)
     runner = check.table(document, "runner")
     check.known_keys("runner", runner, ("name",))
+    recipe = check.table(document, "recipe")
+    check.known_keys("recipe", recipe, ("entrypoint",))
     execution = check.table(document, "execution")
     check.known_keys("execution", execution, _EXECUTION_KEYS)
     definition = RunnerDefinition(
@@ -183,7 +186,8 @@ def definition_from_document(document: Mapping[str, Any]) -> RunnerDefinition:
         params=MappingProxyType(check.params(check.table(document, "params"))),
         env=MappingProxyType(check.env(check.table(document, "env"))),
         image=check.text("image", document.get("image"), image_fault),
-        abi=check.text("abi", document.get("abi"), _word_fault),
+        abis=check.abis(document.get("abi")),
+        recipe_entrypoint=check.text("recipe.entrypoint", recipe.get("entrypoint"), entrypoint_fault),
         name=check.text("runner.name", runner.get("name"), _name_fault),
         schema_version=check.text("schema_version", document.get("schema_version"), _word_fault),
         checkpoints=check.checkpoints(check.table(document, "checkpoints")),
@@ -244,6 +248,18 @@ class _Checker:
             self.add(path, fault)
             return None
         return int(value)
+
+    def abis(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            one = self.text("abi", value, _word_fault)
+            return () if one is None else (one,)
+        if len(value) > MAX_ABIS:
+            self.add("abi", f"names {len(value)}; at most {MAX_ABIS}")
+        for place, each in enumerate(value):
+            self.text(f"abi[{place}]", each, _word_fault)
+            if each in value[:place]:
+                self.add(f"abi[{place}]", "is named twice")
+        return tuple(each for each in value if isinstance(each, str))
 
     def entrypoint(self, execution: Mapping[str, Any]) -> str:
         value = execution.get("entrypoint")

@@ -152,6 +152,7 @@ def _item_values(revision: Revision, visibility: str) -> dict[str, Any]:
         "params": sorted(definition.get("params", {})),
         "gpu": shapes.RunnerGpu(**gpu) if any(value is not None for value in gpu.values()) else None,
         "abi": definition.get("abi"),
+        "recipe_entrypoint": definition.get("recipe", {}).get("entrypoint"),
         "image": definition.get("image"),
         "execution": definition["execution"],
         "created_at": iso(revision.published_at),

@@ -31,7 +31,8 @@ class RunnerItem(Shape):
     entrypoint: Literal["main.sh", "main.py"]
     params: list[str] = Field(description="Declared parameter names.")
     gpu: RunnerGpu | None
-    abi: str | None
+    abi: str | list[str] | None = Field(description="Which Job Profiles it reads, as published.")
+    recipe_entrypoint: str | None = Field(description="Which Recipes it runs: those with this entrypoint.")
     image: str | None
     execution: dict[str, Any]
     created_at: Time
