@@ -45,7 +45,7 @@ class RunnerFile:
 
 
 def path_fault(path: str) -> str | None:
-    """Why ``path`` cannot name a file of a Runner, or ``None``."""
+    """Why ``path`` cannot name a file of a Runner or of a content, or ``None``."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -55,7 +55,7 @@ def path_fault(path: str) -> str | None:
         (CONTROL_CHARACTER.search(path), "holds control characters"),
         ("\\" in path, "holds a backslash"),
         (path.startswith("/"), "is an absolute path"),
-        (".." in parts, "leaves the Runner's directory"),
+        (".." in parts, "leaves the published directory"),
         ("" in parts or "." in parts, "has an empty or `.` part"),
         (any(part.lower() == ".git" for part in parts), "has a part named `.git`"),
         (
