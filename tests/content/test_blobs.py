@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainshed.content.blobs import (
+    Blob,
     BlobNotFound,
     BlobTooLarge,
     DigestMismatch,
@@ -200,6 +201,22 @@ def test_delete_keeps_open_readers_alive(store):
         assert reader.read() == DATA
     assert not store.delete(NAME)
     assert not store.exists(NAME)
+
+
+def test_a_finished_file_is_taken_in_by_its_name_alone(store):
+    finished = store.root / "finished"
+    finished.write_bytes(DATA)
+    store.adopt(finished, Blob(NAME, len(DATA)))
+    assert store.verify(NAME) == Blob(NAME, len(DATA))
+    assert files_below(store.root) == [store.path(NAME)]
+    with pytest.raises(StoreUnavailable, match="No such file"):
+        store.adopt(finished, Blob(NAME, len(DATA)))
+
+
+def test_every_blob_is_named_and_nothing_else(store):
+    blobs = {store.put(io.BytesIO(bytes([n]) * n)) for n in range(20)}
+    (store.root / "sha256" / "00" / "stray").write_bytes(b"what an operator left")
+    assert set(store.names()) == blobs
 
 
 WRITER = """

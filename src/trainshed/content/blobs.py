@@ -15,7 +15,7 @@ import io
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -50,7 +50,7 @@ class StoreFull(BlobError):
 
 
 class StoreUnavailable(BlobError):
-    """The store's folder cannot be used: read-only, not permitted, an I/O error."""
+    """The store cannot be used: not reachable, read-only, not permitted, an I/O error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,15 @@ class BlobStore(Protocol):
         """
         ...
 
+    def adopt(self, file: Path, blob: Blob, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Store a file of ours whose bytes were read back and are those of ``blob``; the file is used up.
+
+        A large file may take minutes where the store is remote; ``cancelled`` is asked meanwhile. Raises
+        `StoreUnavailable` when it says so and where the store does, `StoreFull`, `DigestMismatch`; the file
+        stays then.
+        """
+        ...
+
     def open(self, sha256: str, start: int = 0, length: int | None = None) -> BlobReader:
         """Read ``length`` bytes (or to the end) from byte ``start``. Raises `BlobNotFound`."""
         ...
@@ -108,13 +117,16 @@ class BlobStore(Protocol):
         """Read a stored blob whole and compare. Raises `ReadBackMismatch`, `BlobNotFound`."""
         ...
 
+    def names(self) -> Iterator[Blob]:
+        """Every stored blob, in no particular order; those that come or go meanwhile may be left out."""
+        ...
+
 
 class BlobReader(io.RawIOBase):
     """A window on a blob's bytes."""
 
-    def __init__(self, fd: int, start: int, length: int) -> None:
+    def __init__(self, start: int, length: int) -> None:
         super().__init__()
-        self._fd = fd
         self._place = start
         self._left = length
 
@@ -126,12 +138,9 @@ class BlobReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def fileno(self) -> int:
-        return self._fd
-
     def readinto(self, buffer: memoryview | bytearray, /) -> int:  # type: ignore[override]  # any writable buffer
         view = memoryview(buffer).cast("B")[: self._left]
-        count = os.preadv(self._fd, [view], self._place) if view else 0
+        count = self._fill(view) if view else 0
         self._place += count
         self._left -= count
         return count
@@ -140,6 +149,24 @@ class BlobReader(io.RawIOBase):
         """The rest of the window in pieces of at most ``size`` bytes."""
         while piece := self.read(size):
             yield piece
+
+    def _fill(self, view: memoryview) -> int:
+        """Read some bytes from ``self._place`` on into ``view``, which is not empty."""
+        raise NotImplementedError
+
+
+class _FileReader(BlobReader):
+    """A window on a file."""
+
+    def __init__(self, fd: int, start: int, length: int) -> None:
+        super().__init__(start, length)
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def _fill(self, view: memoryview) -> int:
+        return os.preadv(self._fd, [view], self._place)
 
     def close(self) -> None:
         if not self.closed:
@@ -178,25 +205,26 @@ class FolderBlobStore:
         """See `BlobStore.put`."""
         with self._part_file() as (fd, part):
             blob = self._write(fd, source, size, limit)
-            if sha256 is not None and blob.sha256 != sha256:
-                raise DigestMismatch(f"promised sha256 {sha256}, received {blob.sha256} ({blob.size} bytes)")
-            if size is not None and blob.size != size:
-                raise DigestMismatch(f"promised {size} bytes, received {blob.size}")
+            check_promise(blob, sha256, size)
             with _store_errors(part):
                 self._settle(fd)
-                if (read_back := _hash_file(fd)) != blob:
-                    raise ReadBackMismatch(
-                        f"wrote {blob.size} bytes with sha256 {blob.sha256}, the device gave back "
-                        f"{read_back.size} with {read_back.sha256}"
-                    )
-                os.fchmod(fd, 0o444)
-                part.rename(place := self._place(blob.sha256))
-                _sync_folder(place.parent)
+                check_read_back(blob, _hash_file(fd))
+                self._let_in(fd, part, blob)
         return blob
+
+    def adopt(self, file: Path, blob: Blob, cancelled: Callable[[], bool] = lambda: False) -> None:  # noqa: ARG002 - a rename takes no time
+        """See `BlobStore.adopt`. The file must lie on the store's own file system."""
+        with _store_errors(file):
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.fsync(fd)
+                self._let_in(fd, file, blob)
+            finally:
+                os.close(fd)
 
     def path(self, sha256: str) -> Path:
         """The blob's file, to be read only. Raises `BlobNotFound`."""
-        place = self._place(_checked(sha256))
+        place = self._place(checked_name(sha256))
         if not place.exists():
             raise BlobNotFound(f"no blob {sha256}")
         return place
@@ -205,19 +233,19 @@ class FolderBlobStore:
         """See `BlobStore.open`. A window that goes past the end is cut there."""
         if start < 0 or (length is not None and length < 0):
             raise ValueError("start and length are counted from 0")
-        with _store_errors(self._place(_checked(sha256)), absent=sha256) as place:
+        with _store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
             fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
         rest = max(0, os.fstat(fd).st_size - start)
-        return BlobReader(fd, start, rest if length is None else min(rest, length))
+        return _FileReader(fd, start, rest if length is None else min(rest, length))
 
     def size(self, sha256: str) -> int:
         """See `BlobStore.size`."""
-        with _store_errors(self._place(_checked(sha256)), absent=sha256) as place:
+        with _store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
             return place.stat().st_size
 
     def exists(self, sha256: str) -> bool:
         """Whether the blob is stored."""
-        return self._place(_checked(sha256)).exists()
+        return self._place(checked_name(sha256)).exists()
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """See `BlobStore.missing`."""
@@ -226,7 +254,7 @@ class FolderBlobStore:
     def delete(self, sha256: str) -> bool:
         """See `BlobStore.delete`."""
         with contextlib.suppress(BlobNotFound):
-            with _store_errors(self._place(_checked(sha256)), absent=sha256) as place:
+            with _store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
                 place.unlink()
             return True
         return False
@@ -235,16 +263,30 @@ class FolderBlobStore:
         """See `BlobStore.verify`."""
         with self.open(sha256) as reader:
             found = _hash_file(reader.fileno())
-        if found.sha256 != sha256:
-            raise ReadBackMismatch(f"blob {sha256} is damaged: its {found.size} bytes have {found.sha256}")
+        check_stored(sha256, found)
         return found
+
+    def names(self) -> Iterator[Blob]:
+        """See `BlobStore.names`."""
+        for shard in sorted(self._blobs.iterdir()):
+            with _store_errors(shard), os.scandir(shard) as entries:
+                found = [entry for entry in entries if _NAME.fullmatch(entry.name)]
+            for entry in found:
+                with contextlib.suppress(FileNotFoundError):
+                    yield Blob(entry.name, entry.stat(follow_symlinks=False).st_size)
+
+    def _let_in(self, fd: int, file: Path, blob: Blob) -> None:
+        """Give a finished file its name: from here on it is there for all."""
+        os.fchmod(fd, 0o444)
+        file.rename(place := self._place(blob.sha256))
+        _sync_folder(place.parent)
 
     def _place(self, sha256: str) -> Path:
         return self._blobs / sha256[:2] / sha256
 
     def _write(self, fd: int, source: Readable, size: int | None, limit: int | None) -> Blob:
         digest, total = hashlib.sha256(), 0
-        for piece in _pieces(source):
+        for piece in pieces(source):
             total += len(piece)
             if limit is not None and total > limit:
                 raise BlobTooLarge(f"more than {limit} bytes")
@@ -293,13 +335,38 @@ class FolderBlobStore:
                     os.close(fd)
 
 
-def _checked(sha256: str) -> str:
+def checked_name(sha256: str) -> str:
+    """``sha256``, if a blob can have that name. Raises `BlobNotFound`."""
     if not _NAME.fullmatch(sha256):
         raise BlobNotFound(f"{sha256[:80]!r} is not a blob's name (64 lower-case hex digits)")
     return sha256
 
 
-def _pieces(source: Readable) -> Iterator[memoryview]:
+def check_promise(blob: Blob, sha256: str | None, size: int | None) -> None:
+    """Raise `DigestMismatch` unless the bytes received are those that were promised."""
+    if sha256 is not None and blob.sha256 != sha256:
+        raise DigestMismatch(f"promised sha256 {sha256}, received {blob.sha256} ({blob.size} bytes)")
+    if size is not None and blob.size != size:
+        raise DigestMismatch(f"promised {size} bytes, received {blob.size}")
+
+
+def check_read_back(blob: Blob, read_back: Blob) -> None:
+    """Raise `ReadBackMismatch` unless the store gives back what was written (E105)."""
+    if read_back != blob:
+        raise ReadBackMismatch(
+            f"wrote {blob.size} bytes with sha256 {blob.sha256}, the device gave back "
+            f"{read_back.size} with {read_back.sha256}"
+        )
+
+
+def check_stored(sha256: str, found: Blob) -> None:
+    """Raise `ReadBackMismatch` where a blob's bytes are not those of its name any more."""
+    if found.sha256 != sha256:
+        raise ReadBackMismatch(f"blob {sha256} is damaged: its {found.size} bytes have {found.sha256}")
+
+
+def pieces(source: Readable) -> Iterator[memoryview]:
+    """What a source has to give; a piece is valid until the next one is asked for."""
     readinto = getattr(source, "readinto", None)
     if readinto is None:
         while data := source.read(BUFFER_BYTES):
