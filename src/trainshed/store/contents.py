@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Row,
@@ -135,6 +136,10 @@ _HOLDS = (
         manifest_blobs.c.sha256 == bindparam("blob"),
     )
 )
+_WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
+_SIZES = select(blobs.c.sha256, blobs.c.size).where(
+    blobs.c.sha256.in_(_WANTED), blobs.c.deleting_at.is_(None)
+)
 _HELD = select(manifest_blobs.c.sha256).where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"))
 _COUNT_HELD = select(func.count()).select_from(_HELD.subquery())
 _TOUCH = (
@@ -205,6 +210,11 @@ def blob_size(connection: Connection, manifest_sha256: str, blob: str) -> int | 
     asked = {"manifest": manifest_sha256, "blob": blob}
     size: int | None = connection.execute(_HOLDS, asked).scalar_one_or_none()
     return size
+
+
+def blob_sizes(connection: Connection, names: Collection[str]) -> dict[str, int]:
+    """The size of each of these blobs that is stored and stays; a few hundred at once."""
+    return {row.sha256: row.size for row in connection.execute(_SIZES, {"wanted": list(names)})}
 
 
 def claim(
@@ -404,53 +414,10 @@ def list_versions(
     return [ContentVersion(*row) for row in rows]
 
 
-def approve_plugin(
-    connection: Connection, manifest_sha256: str, name: str, *, at: float, by: str
-) -> PluginApproval:
-    """Allow a plugin package on this deployment; allowing it again lifts a revocation."""
-    there = approval(connection, manifest_sha256)
-    if there is not None and there.revoked_at is None:
-        return there
-    given = {"name": name, "approved_at": at, "approved_by": by, "revoked_at": None, "revoked_by": None}
-    mine = plugin_approvals.c.manifest_sha256 == manifest_sha256
-    if there is None:
-        connection.execute(insert(plugin_approvals).values(manifest_sha256=manifest_sha256, **given))
-    else:
-        connection.execute(update(plugin_approvals).where(mine).values(**given))
-    return PluginApproval(manifest_sha256, name, at, by, None, None)
-
-
-def revoke_plugin(
-    connection: Connection, manifest_sha256: str, *, at: float, by: str
-) -> PluginApproval | None:
-    """Stop allowing a plugin package; ``None`` where it never was allowed. Repeatable."""
-    connection.execute(
-        update(plugin_approvals)
-        .where(plugin_approvals.c.manifest_sha256 == manifest_sha256, plugin_approvals.c.revoked_at.is_(None))
-        .values(revoked_at=at, revoked_by=by)
-    )
-    return approval(connection, manifest_sha256)
-
-
 def approval(connection: Connection, manifest_sha256: str) -> PluginApproval | None:
     """What was decided of a plugin package; a revoked approval has ``revoked_at``."""
     row = connection.execute(_APPROVAL, {"manifest": manifest_sha256}).first()
     return PluginApproval(*row) if row else None
-
-
-def list_approvals(
-    connection: Connection, *, after: tuple[float, str] | None, limit: int
-) -> list[PluginApproval]:
-    """Approvals and revocations, the newest approval first, past ``(approved_at, manifest_sha256)``."""
-    query = select(plugin_approvals)
-    order = (plugin_approvals.c.approved_at, plugin_approvals.c.manifest_sha256)
-    if after is not None:
-        at, last = after
-        query = query.where(tuple_(*order) < tuple_(bindparam("at"), bindparam("last"))).params(
-            at=at, last=last
-        )
-    rows = connection.execute(query.order_by(*(column.desc() for column in order)).limit(limit))
-    return [PluginApproval(*row) for row in rows]
 
 
 def _listed(kind: ContentKind) -> Select[Any]:
