@@ -12,6 +12,7 @@ from typing import Any
 
 from trainshed import __version__
 from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.registry import RegistryClient
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.fleet import SharedFleet
 from trainshed.control.frozen import FrozenImage, FrozenProfile
@@ -21,6 +22,7 @@ from trainshed.control.snapshots import Snapshots
 from trainshed.model.access import Permission, Principal
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.ids import IdFactory
+from trainshed.model.images import RegistryRules
 from trainshed.model.runner import RUN_COMMAND, RunnerDefinition
 from trainshed.model.selectors import Selector
 from trainshed.model.states import OutputStatus, State
@@ -57,6 +59,16 @@ class _Frozen:
     profile: FrozenProfile | None = None
     image: FrozenImage | None = None
 
+    @property
+    def image_name(self) -> str | None:
+        """The image that was asked for, or else the Runner's own (E41)."""
+        return self.request.image or self.definition.image
+
+    @property
+    def image_path(self) -> str:
+        """Where the image is named; one of the Runner's stands at the Runner."""
+        return f"{self.request.path}.{'image' if self.request.image else 'runner'}"
+
 
 class Acceptance:
     """Accepts submissions. Thread-safe; holds nothing that another process would need."""
@@ -76,7 +88,7 @@ class Acceptance:
         self._ids = ids
         self._snapshots = Snapshots(blobs)
         self._fleet = SharedFleet()
-        self._images = images or ImageFreezer()
+        self._images = images or ImageFreezer(database, RegistryClient(RegistryRules()))
         self._profiles = ProfileFreezer()
 
     def accept(self, principal: Principal, document: Any) -> tuple[str, bool]:
@@ -152,22 +164,24 @@ class Acceptance:
 
     def _freeze_images(self, frozen: list[_Frozen]) -> list[_Frozen]:
         """Give every Trial its image's digest; one name is asked for once, so all its Trials agree."""
-        known: dict[str, FrozenImage] = {}
-        faults = FaultList()
+        names = {item.image_name for item in frozen if item.image_name is not None}
+        if not names:
+            return frozen
+        try:
+            found = self._images.freeze(names)
+        except Refusal as refusal:
+            found = dict.fromkeys(names, refusal)
+        faults, waits, done = FaultList(), [], []
         for item in frozen:
-            name = item.request.image or item.definition.image
-            if name is not None and name not in known:
-                try:
-                    known[name] = self._images.freeze(name, f"{item.request.path}.image")
-                except Refusal as refusal:
-                    faults.faults += refusal.faults
-        faults.raise_if_any()
-        return [
-            replace(item, image=known[name])
-            if (name := item.request.image or item.definition.image) is not None
-            else item
-            for item in frozen
-        ]
+            answer = None if item.image_name is None else found[item.image_name]
+            if isinstance(answer, Refusal):
+                faults.faults += [Fault(item.image_path, f.code, f.message) for f in answer.faults]
+                waits.append(answer.retry_after or 0)
+            else:
+                done.append(replace(item, image=answer))
+        if faults:
+            raise Refusal(faults.faults, retry_after=max(waits) or None)
+        return done
 
     def _resolve(
         self, connection: Connection, principal: Principal, selector: Selector

@@ -14,10 +14,13 @@ import structlog
 from starlette.types import ASGIApp
 
 from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.registry import RegistryClient
 from trainshed.control.accept import Acceptance
 from trainshed.control.controller import Controller
+from trainshed.control.images import ImageFreezer
 from trainshed.engines.local import Isolation, LocalEngine, describe, log_files
 from trainshed.model.ids import IdFactory
+from trainshed.model.images import machine_architecture
 from trainshed.server.app import create_app
 from trainshed.server.config import Config
 from trainshed.server.cursors import CursorSeal
@@ -82,6 +85,13 @@ def build(
         clock, ids = time.time, IdFactory()
         instance = prepare(database, blobs, folder.owner_key, clock, ids)
         policy = config.policy
+        registries = RegistryClient(
+            config.registries,
+            timeout_seconds=config.images.timeout_seconds,
+            attempts=config.images.attempts,
+        )
+        stack.callback(registries.close)
+        images = ImageFreezer(database, registries)
         engine = None
         host = None
         if role != "api":
@@ -94,7 +104,7 @@ def build(
         services = Services(
             database=database,
             blobs=blobs,
-            accept=Acceptance(database, blobs, policy, clock, ids).accept,
+            accept=Acceptance(database, blobs, policy, clock, ids, images).accept,
             log_files=lambda attempt_id: log_files(folder.engine, attempt_id),
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root),
@@ -134,7 +144,12 @@ def _host(
 
 def _publish_machine(database: Database, engine: LocalEngine, isolation: Isolation | None) -> None:
     """Tell the API processes how Trials are confined where the controller runs."""
-    facts = {"enforcement": dict(engine.enforcement()), "isolation": describe(isolation)}
+    facts = {
+        "enforcement": dict(engine.enforcement()),
+        "isolation": describe(isolation),
+        "images": engine.images(),
+        "architecture": machine_architecture(),
+    }
     text = json.dumps(facts, sort_keys=True)
     with database.read() as connection:
         if settings.get(connection, settings.MACHINE) == text:
