@@ -40,7 +40,7 @@ from trainshed.model.runner import parse_definition
 from trainshed.model.runner_tree import RunnerFile, snapshot_sha256, tree_manifest
 from trainshed.model.states import TERMINAL, AllocationState, State
 from trainshed.policy.effective import ServerPolicy
-from trainshed.store import access, events, jobs, queue, runners
+from trainshed.store import access, events, jobs, manifests, queue, runners
 from trainshed.store.database import Database
 from trainshed.store.records import Allocation, Artifact, Event, Job, Project, Trial
 from trainshed.store.tables import metadata
@@ -248,11 +248,12 @@ class Deployment(ABC):
         visibility: Visibility = Visibility.PUBLIC,
         ref: str | None = None,
         by: Principal | None = None,
+        tables: str = "",
     ) -> str:
-        """Publish a Runner without git; answers its pinned selector."""
+        """Publish a Runner without git; answers its pinned selector. ``tables`` ends its definition."""
         definition = (
             f'[execution]\nentrypoint = "{entrypoint}"\noutputs = {json.dumps(list(outputs))}\n'
-            f"timeout_seconds = {timeout_seconds}\n[resources]\ngpus = {gpus}\n[params.run_command]\n"
+            f"timeout_seconds = {timeout_seconds}\n[resources]\ngpus = {gpus}\n[params.run_command]\n{tables}"
         ).encode()
         tree = {"runner.toml": definition, entrypoint: script.encode(), **(files or {})}
         stored = {path: self.blobs.put(io.BytesIO(content)) for path, content in sorted(tree.items())}
@@ -270,7 +271,11 @@ class Deployment(ABC):
             "published_by": "somebody",
         }
 
+        held = {blob.sha256: blob.size for blob in stored.values()}
+
         def store(connection: Any) -> None:
+            queue.put_blobs(connection, held, at=self.now())
+            manifests.put_manifest(connection, snapshot, "runners", len(row["manifest"]), held, at=self.now())
             runners.claim(connection, by or person(), name, visibility, at=self.now())
             if runners.find_revision(connection, name, revision) is None:
                 runners.insert_revision(connection, row)

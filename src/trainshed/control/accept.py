@@ -18,6 +18,7 @@ from trainshed.control.fleet import SharedFleet
 from trainshed.control.frozen import FrozenImage, FrozenProfile
 from trainshed.control.images import ImageFreezer
 from trainshed.control.profiles import ProfileFreezer
+from trainshed.control.resuming import freeze_checkpoint, hold_checkpoints
 from trainshed.control.snapshots import Snapshots
 from trainshed.model.access import Permission, Principal
 from trainshed.model.errors import Fault, FaultList, Refusal
@@ -58,6 +59,7 @@ class _Frozen:
     resources: EffectiveResources
     profile: FrozenProfile | None = None
     image: FrozenImage | None = None
+    resume_from: str | None = None
 
     @property
     def image_name(self) -> str | None:
@@ -106,10 +108,12 @@ class Acceptance:
             frozen = self._freeze(connection, principal, project, submission)
         frozen = self._freeze_images(frozen)
         job, rows, contents = self._rows(principal, project, submission, frozen)
+        resumed = {i.resume_from: f"{i.request.path}.resume_from" for i in frozen if i.resume_from}
 
         def store(connection: Connection) -> str | None:
             if job_id := self._replay(connection, principal, submission):
                 return job_id
+            hold_checkpoints(connection, resumed)
             jobs.insert_job(connection, job, rows)
             jobs.insert_contents(connection, contents)
             reach(Point.ACCEPT_BEFORE_COMMIT)
@@ -156,9 +160,14 @@ class Acceptance:
             definition = self._snapshots.definition(revision.snapshot_sha256, revision.definition)
             faults.faults += _runner_faults(request, definition, path)
             profile = self._profiles.freeze(connection, principal, request, definition, faults)
+            resumed = freeze_checkpoint(connection, project.id, request, definition, faults)
             resources = self._resources(request, definition, fleet, project, funds, path, faults)
             if resources is not None:
-                frozen.append(_Frozen(request, revision, source_ref, definition, resources, profile))
+                frozen.append(
+                    _Frozen(
+                        request, revision, source_ref, definition, resources, profile, resume_from=resumed
+                    )
+                )
         faults.raise_if_any()
         return frozen
 
@@ -258,6 +267,7 @@ class Acceptance:
                 "image_digest": item.image.digest if item.image else None,
                 "profile": item.profile.document if item.profile else None,
                 "profile_sha256": item.profile.sha256 if item.profile else None,
+                "resume_from": item.resume_from,
             }
             for position, item in enumerate(frozen)
         ]

@@ -17,6 +17,7 @@ import structlog
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.control import metrics
 from trainshed.control.background import Background, Workers
+from trainshed.control.checkpoints import CheckpointRetention
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.finishing import Finisher
 from trainshed.control.fleet import encode_nodes
@@ -71,6 +72,7 @@ class Controller:
         ids = ids or IdFactory(clock)
         executor = executor or _threads
         self._placer = Placer(database, engine.name, policy, clock, ids)
+        self._checkpoints = CheckpointRetention(database, clock)
         finisher = Finisher(database, engine, blobs, policy, clock, ids)
         self._workers = Workers(
             collecting=Background(executor("collect"), clock, self.wake),
@@ -124,7 +126,7 @@ class Controller:
         if now - self._swept >= SWEEP_SECONDS:
             self._swept = now
             self._sweep()
-        if now - self._retired >= RETENTION_SECONDS and not self._retire_logs():
+        if now - self._retired >= RETENTION_SECONDS and not self._retire():
             self._retired = now
         self.ready.set()
         return again
@@ -189,6 +191,11 @@ class Controller:
             metrics.strangers.inc()
             log.warning("ended a stranger", attempt=stranger)
         reach(Point.SWEEP_AFTER_ENGINE)
+
+    def _retire(self) -> bool:
+        """Delete some of what is past its time; whether there may be more."""
+        more = self._checkpoints.run()
+        return self._retire_logs() or more
 
     def _retire_logs(self) -> bool:
         """Delete some logs that are past their retention; whether there may be more."""

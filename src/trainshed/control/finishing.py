@@ -23,6 +23,7 @@ from trainshed.content.outputs import (
     collect,
 )
 from trainshed.control import metrics
+from trainshed.control.checkpoints import CheckpointFinder, Findings, register
 from trainshed.control.crashpoints import Point, reach
 from trainshed.engines.contract import EndedBy, Engine, Observation, Phase, Release
 from trainshed.model.globs import OutputPatterns
@@ -53,6 +54,8 @@ class Ended:
     allocation: Allocation
     observation: Observation
     collection: Collection = field(default_factory=Collection)
+    checkpoints: Findings | None = None
+    """What may become Checkpoints among the collected files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ class Finisher:
         self._policy = policy
         self._clock = clock
         self._ids = ids
+        self._finder = CheckpointFinder(database, blobs)
         self.closing = threading.Event()
 
     def collect(
@@ -135,6 +139,9 @@ class Finisher:
         )
         batch = _ArtifactBatch(self._database, self._ids, self._clock, trial)
 
+        def ends() -> bool:
+            return self.closing.is_set() or cancelled()
+
         def stored(file: CollectedFile) -> None:
             reach(Point.COLLECT_AFTER_BLOB)
             batch.add(file)
@@ -146,11 +153,12 @@ class Finisher:
             self._blobs,
             limits,
             on_file=stored,
-            cancelled=lambda: self.closing.is_set() or cancelled(),
+            cancelled=ends,
         )
         batch.flush()
         reach(Point.COLLECT_AFTER_FILES)
-        return Ended(trial, ended.allocation, ended.observation, found)
+        checkpoints = self._finder.look(trial, found.files, ends)
+        return Ended(trial, ended.allocation, ended.observation, found, checkpoints)
 
     def finish(self, group: Sequence[Ended]) -> None:
         """Make these Trials terminal in one transaction, and their Allocations due for release.
@@ -163,7 +171,18 @@ class Finisher:
         def store(connection: Connection) -> list[Move]:
             made = moves.apply(connection, _closing_moves(outcomes, now), at=now, actor=_ACTOR)
             ending = {move.trial.id for move in made if move.after.value in _FINAL}
-            _close(connection, [ended for ended, _ in outcomes if ended.trial.id in ending], now)
+            over = [ended for ended, _ in outcomes if ended.trial.id in ending]
+            _close(connection, over, now)
+            for ended in over:
+                if ended.checkpoints is not None:
+                    register(
+                        connection,
+                        ended.trial,
+                        ended.allocation.attempt_id,
+                        ended.checkpoints,
+                        self._ids,
+                        at=now,
+                    )
             reach(Point.FINISH_BEFORE_COMMIT)
             return made
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from trainshed.model.checkpoints import CheckpointRef, parse_checkpoint_ref
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.selectors import Selector, image_fault, parse_selector
 from trainshed.model.strict_json import canonical_json
@@ -44,6 +45,7 @@ SPEC_KEYS = (
     "timeout_sec",
     "tags",
     "profile",
+    "resume_from",
 )
 
 _BACKEND_KEYS = frozenset({"executor", "provider", "backend", "engine", "cluster", "node", "placement"})
@@ -98,6 +100,7 @@ class TrialRequest:
     timeout_seconds: int | None = None
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     profile: Mapping[str, Any] | None = None
+    resume_from: CheckpointRef | None = None
     path: str = "spec"
     """Where its spec stands in the request (``trials[0].spec``), for faults found later."""
 
@@ -274,9 +277,12 @@ def _spec(spec: Mapping[str, Any], path: str, name: str, faults: FaultList) -> T
     timeout = _timeout(spec, path, faults)
     tags = _tags(spec, path, faults)
     profile = _profile(spec, path, faults)
+    resume_from = _resume_from(spec, path, faults)
     if selector is None:
         return None
-    return TrialRequest(name, selector, image, command, gpu_type, counts, timeout, tags, profile, path)
+    return TrialRequest(
+        name, selector, image, command, gpu_type, counts, timeout, tags, profile, resume_from, path
+    )
 
 
 def _selector(spec: Mapping[str, Any], path: str, faults: FaultList) -> Selector | None:
@@ -416,6 +422,24 @@ def _profile(spec: Mapping[str, Any], path: str, faults: FaultList) -> Mapping[s
         faults.add(where, "INVALID_PROFILE", f"`profile` must be an object, not {_kind(value)}")
     else:
         return MappingProxyType(value)
+    return None
+
+
+def _resume_from(spec: Mapping[str, Any], path: str, faults: FaultList) -> CheckpointRef | None:
+    if "resume_from" not in spec:
+        return None
+    value = spec["resume_from"]
+    fault = None
+    if isinstance(value, str):
+        try:
+            return parse_checkpoint_ref(value)
+        except ValueError as error:
+            fault = f"is {_show(value)}; {error}"
+    faults.add(
+        _join(path, "resume_from"),
+        _SPEC_CODE,
+        f"`resume_from` {fault or f'must be a string, not {_kind(value)}'}",
+    )
     return None
 
 

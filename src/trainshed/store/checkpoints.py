@@ -27,6 +27,9 @@ _FILES_OF = (
     .where(checkpoint_files.c.checkpoint_id.in_(_WANTED))
     .order_by(checkpoint_files.c.checkpoint_id, checkpoint_files.c.name)
 )
+_ANY = select(checkpoints).where(
+    checkpoints.c.id == bindparam("checkpoint"), checkpoints.c.project_id == bindparam("project")
+)
 _BY_IDS = select(checkpoints).where(checkpoints.c.id.in_(_WANTED)).order_by(checkpoints.c.id)
 _USERS = (
     select(trials.c.id)
@@ -53,12 +56,8 @@ def insert_checkpoints(
 
 def find_checkpoint(connection: Connection, project_id: str, checkpoint_id: str) -> Checkpoint | None:
     """A Checkpoint of a project that is not deleted."""
-    row = connection.execute(
-        select(checkpoints).where(
-            checkpoints.c.id == checkpoint_id, checkpoints.c.project_id == project_id, _LIVE
-        )
-    ).first()
-    return Checkpoint(*row) if row else None
+    found = find_any(connection, project_id, checkpoint_id)
+    return found if found is not None and found.deleted_at is None else None
 
 
 def get_checkpoint(connection: Connection, project_id: str, checkpoint_id: str) -> Checkpoint:
@@ -142,14 +141,16 @@ def users_of(connection: Connection, checkpoint_id: str) -> list[str]:
     return list(connection.execute(_USERS, {"checkpoint": checkpoint_id}).scalars())
 
 
+def find_any(connection: Connection, project_id: str, checkpoint_id: str) -> Checkpoint | None:
+    """A Checkpoint of a project, also a deleted one."""
+    row = connection.execute(_ANY, {"checkpoint": checkpoint_id, "project": project_id}).first()
+    return Checkpoint(*row) if row else None
+
+
 def locked(connection: Connection, project_id: str, checkpoint_id: str) -> Checkpoint | None:
-    """A Checkpoint of a project, also a deleted one; nobody else changes or newly uses it meanwhile."""
-    query = select(checkpoints).where(
-        checkpoints.c.id == checkpoint_id, checkpoints.c.project_id == project_id
-    )
-    if connection.dialect.name == "postgresql":
-        query = query.with_for_update()
-    row = connection.execute(query).first()
+    """As `find_any`; until this transaction ends nobody else changes it or newly resumes from it."""
+    query = _ANY.with_for_update() if connection.dialect.name == "postgresql" else _ANY
+    row = connection.execute(query, {"checkpoint": checkpoint_id, "project": project_id}).first()
     return Checkpoint(*row) if row else None
 
 
