@@ -17,6 +17,7 @@ from support import postgres as private_postgres
 from support.postgres import PrivateCluster
 from support.processes import strangers_of
 from support.registry import Registry, missing_programs, running_registry
+from support.s3 import S3Server
 from support.server import ServerProcess
 from support.waiting import wait_until
 from trainshed.store.database import Database
@@ -64,6 +65,22 @@ def registry() -> Iterator[Registry]:
         pytest.fail(f"{', '.join(missing)} missing: run scripts/install-containers")
     with running_registry() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[S3Server]:
+    """A real object store with S3's protocol."""
+    running = S3Server("seaweedfs")
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[S3Server]:
+    """Another one, which shares no code with the first and starts faster."""
+    running = S3Server("moto")
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="session")
