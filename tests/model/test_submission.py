@@ -30,6 +30,10 @@ def trial(name=None, **spec):
     return entry if name is None else {"name": name, **entry}
 
 
+def v1_profile(**recipe):
+    return {"schema": "envloop.job-profile/v1", "inputs": {}, "recipe": recipe, "plugins": []}
+
+
 def faults(given) -> dict[str, str]:
     """Path to code of every fault of a submission that must be refused."""
     with pytest.raises(Refusal) as caught:
@@ -393,8 +397,9 @@ def test_E84_E85_E86_bad_tags_are_refused(tags, path):
 def test_E55_a_named_profile_is_refused_and_a_profile_document_is_handed_on():
     assert faults(document({"profile": "fast"})) == {"spec.profile": "INVALID_TRAIN_JOB_SPEC"}
     assert faults(document({"profile": [1]})) == {"spec.profile": "INVALID_PROFILE"}
-    profile = {"schema": "envloop.job-profile/v1", "inputs": {}}
-    assert only(parse_submission(document({"profile": profile}))).profile == profile
+    found = only(parse_submission(document({"profile": v1_profile(steps=1)}))).profile
+    assert found is not None
+    assert found.parameters == {"steps": 1}
 
 
 # All faults at once
@@ -441,7 +446,7 @@ def test_every_fault_of_a_request_is_answered_at_once():
         ({"timeout_seconds": 61}, {"trials[0].spec.timeout_seconds"}),
         ({"timeout_sec": 60}, set()),
         ({"image": "a"}, {"trials[0].spec.image"}),
-        ({"profile": {"a": [1, {"b": 2}]}}, {"trials[0].spec.profile"}),
+        ({"profile": v1_profile(a=[1, {"b": 2}])}, {"trials[0].spec.profile"}),
     ],
 )
 def test_E27_E28_a_conflict_names_exactly_the_fields_that_differ(change, paths):
@@ -454,6 +459,13 @@ def test_E27_E28_a_conflict_names_exactly_the_fields_that_differ(change, paths):
     assert {fault.path for fault in found} == paths
     assert {fault.code for fault in found} <= {"JOB_REQUEST_CONFLICT"}
     assert (stored.canonical == sent.canonical) == (not paths)
+
+
+def test_E28_a_changed_parameter_of_a_profile_is_named():
+    stored, sent = (parse_submission(document({"profile": v1_profile(a=[1, {"b": n}])})) for n in (2, 3))
+    assert [fault.path for fault in differences(stored.canonical, sent.canonical)] == [
+        "trials[0].spec.profile.recipe.a[1].b"
+    ]
 
 
 def test_E26_another_trial_count_is_a_conflict_that_says_both():

@@ -39,7 +39,16 @@ SPECS = st.fixed_dictionaries(
         ),
         "timeout_seconds": COUNTS,
         "tags": TAGS,
-        "profile": st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3),
+        "profile": st.fixed_dictionaries(
+            {
+                "schema": st.just("envloop.job-profile/v1"),
+                "recipe": st.dictionaries(
+                    st.text("abc", max_size=5), st.integers(-9, 9) | st.text("abc", max_size=5), max_size=3
+                ),
+                "inputs": st.just({}),
+                "plugins": st.just([]),
+            }
+        ),
     },
 )
 NAMES = st.lists(
@@ -117,7 +126,9 @@ def test_what_was_parsed_is_what_was_written(document):
         assert dict(request.counts) == resources
         assert request.timeout_seconds == spec.get("timeout_seconds")
         assert dict(request.tags) == spec.get("tags", {})
-        assert request.profile == spec.get("profile")
+        assert (request.profile is None) == ("profile" not in spec)
+        if request.profile is not None:
+            assert request.profile.parameters == spec["profile"]["recipe"]
 
 
 ANYTHING = st.recursive(

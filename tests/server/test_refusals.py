@@ -13,6 +13,7 @@ from trainshed.model.errors import MAX_BODY_BYTES
 from trainshed.model.submission import MAX_COMMAND_BYTES
 from trainshed.store import jobs
 
+V1_PROFILE = {"schema": "envloop.job-profile/v1", "inputs": {}, "recipe": {}, "plugins": []}
 JOB = "job_01KB7Q3V9E8Z6R5T4W3X2Y1M0N"
 
 
@@ -179,7 +180,8 @@ CASES = [
     Case("more memory than any node has", 422, "UNSUPPORTED_HARDWARE", resources(memory_mb=2**30)),
     Case("an image", 503, "EXECUTOR_UNAVAILABLE", submission(image="repo/img:tag")),
     Case("malformed profile", 422, "INVALID_PROFILE", submission(profile=[])),
-    Case("a profile", 422, "PROFILE_RUNNER_UNSUPPORTED", submission(profile={"schema": "x"})),
+    Case("a profile of no known schema", 422, "INVALID_PROFILE", submission(profile={"schema": "x"})),
+    Case("a profile", 422, "PROFILE_RUNNER_UNSUPPORTED", submission(profile=V1_PROFILE)),
     Case("Job status filter", 422, "INVALID_JOB_STATUS", method="GET", path="/v1/job?status=nix"),
     Case("Job type filter", 422, "INVALID_JOB_TYPE", method="GET", path="/v1/job?type=nix"),
     Case("Trial status filter", 422, "INVALID_TRIAL_STATUS", method="GET", path="/v1/trials?status=nix"),

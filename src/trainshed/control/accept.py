@@ -17,10 +17,11 @@ from trainshed.control.crashpoints import Point, reach
 from trainshed.control.fleet import SharedFleet
 from trainshed.control.frozen import FrozenImage, FrozenProfile
 from trainshed.control.images import ImageFreezer
-from trainshed.control.profiles import ProfileFreezer
+from trainshed.control.profiles import Lookups, ProfileFreezer, revoked_content
 from trainshed.control.resuming import freeze_checkpoint, hold_checkpoints
 from trainshed.control.snapshots import Snapshots
 from trainshed.model.access import Permission, Principal
+from trainshed.model.content import ContentKind
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.ids import IdFactory
 from trainshed.model.images import RegistryRules
@@ -91,7 +92,7 @@ class Acceptance:
         self._snapshots = Snapshots(blobs)
         self._fleet = SharedFleet()
         self._images = images or ImageFreezer(database, RegistryClient(RegistryRules()))
-        self._profiles = ProfileFreezer()
+        self._profiles = ProfileFreezer(blobs)
 
     def accept(self, principal: Principal, document: Any) -> tuple[str, bool]:
         """The id of the Job that ``document`` names, and whether it was made by this call.
@@ -106,6 +107,7 @@ class Acceptance:
                 return job_id, False
             project = access.get_project(connection, principal.project_id)
             frozen = self._freeze(connection, principal, project, submission)
+        self._profiles.verify((item.request.path, item.profile) for item in frozen if item.profile)
         frozen = self._freeze_images(frozen)
         job, rows, contents = self._rows(principal, project, submission, frozen)
         resumed = {i.resume_from: f"{i.request.path}.resume_from" for i in frozen if i.resume_from}
@@ -131,13 +133,16 @@ class Acceptance:
         if job.canonical != submission.canonical:
             faults = differences(job.canonical, submission.canonical)
             raise Refusal(faults, extra={"job_id": job.id})
-        for number, trial in enumerate(jobs.trials_of(connection, [job.id])[job.id]):
+        trials = jobs.trials_of(connection, [job.id])[job.id]
+        for number, trial in enumerate(trials):
             if not runners.still_readable(connection, principal.project_id, trial.runner, trial.revision):
                 raise Refusal.of(
                     "RUNNER_NOT_FOUND",
                     f"the Runner {trial.selector} is no longer readable for this project",
                     path=f"trials[{number}].spec.runner",
                 )
+        if with_profile := [trial.id for trial in trials if trial.profile is not None]:
+            _refuse_revoked(connection, principal.project_id, with_profile, [trial.id for trial in trials])
         return job.id
 
     def _freeze(
@@ -146,6 +151,7 @@ class Acceptance:
         faults = FaultList()
         fleet = self._fleet.read(connection)
         funds = project_account(connection, project, now=self._clock())
+        contents: Lookups = {}
         resolved: dict[Selector, tuple[Revision, str | None] | Refusal] = {}
         frozen = []
         for request in submission.trials:
@@ -159,7 +165,7 @@ class Acceptance:
             revision, source_ref = found
             definition = self._snapshots.definition(revision.snapshot_sha256, revision.definition)
             faults.faults += _runner_faults(request, definition, path)
-            profile = self._profiles.freeze(connection, principal, request, definition, faults)
+            profile = self._profiles.freeze(connection, principal, request, definition, contents, faults)
             resumed = freeze_checkpoint(connection, project.id, request, definition, faults)
             resources = self._resources(request, definition, fleet, project, funds, path, faults)
             if resources is not None:
@@ -285,6 +291,19 @@ class Acceptance:
             for use in item.profile.contents
         ]
         return job, rows, contents
+
+
+def _refuse_revoked(
+    connection: Connection, project_id: str, with_profile: list[str], trial_ids: list[str]
+) -> None:
+    """Refuse the retry of a Job whose content its project may not use any more (A2, of content)."""
+    for trial_id, frozen in jobs.contents_of(connection, with_profile).items():
+        if revoked := revoked_content(connection, project_id, frozen):
+            raise Refusal.of(
+                "ACCESS_DENIED",
+                f"{ContentKind(revoked.kind).noun} {revoked.name}@{revoked.version} may no longer be used",
+                path=f"trials[{trial_ids.index(trial_id)}].spec.profile",
+            )
 
 
 _AMOUNTS = ("gpus", "cpus", "memory_mb", "storage_mb", "shm_mb")

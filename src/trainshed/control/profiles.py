@@ -1,31 +1,322 @@
-"""Freezing Job Profiles: every reference is checked for permission and digest (E91-E104)."""
+"""Freezing Job Profiles: every reference is checked for permission and digest (E91-E104, A16-A18).
+
+What is frozen is the snapshot that the Runner reads (``docs/profiles.md`` describes it) and a row for every
+content that it names, so that nothing of it is collected and access to it can be looked at again.
+"""
 
 from __future__ import annotations
 
-from trainshed.control.frozen import FrozenProfile
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainshed.content.blobs import BlobError, BlobNotFound, BlobStore, DigestMismatch
+from trainshed.control.frozen import ContentUse, FrozenProfile
 from trainshed.model.access import Principal
-from trainshed.model.errors import FaultList
+from trainshed.model.content import ContentKind, ContentUri
+from trainshed.model.errors import FaultList, Refusal
+from trainshed.model.parameters import apply_schema, place_text
+from trainshed.model.profile import PROFILE_V1, JobProfile, ProfileInput
+from trainshed.model.recipe import RECIPE_ABI, Recipe, Reference, recipe_from_about
 from trainshed.model.runner import RunnerDefinition
+from trainshed.model.splits import DEFAULT_CONFIG
+from trainshed.model.strict_json import canonical_json
 from trainshed.model.submission import TrialRequest
+from trainshed.store import contents
 from trainshed.store.database import Connection
+from trainshed.store.records import ContentVersion, TrialContent
+
+MAX_DEPENDENCIES = 64
+"""Of a Recipe, those of its dependencies included."""
+MAX_DEPENDENCY_DEPTH = 8
+MAX_SNAPSHOT_BYTES = 256 << 10
+_SHOWN = 20
+_MALFORMED = "INVALID_PROFILE"
+
+Lookups = dict[ContentUri, ContentVersion | tuple[str, str]]
+"""What the references of one submission were found to be: the version, or a code and why there is none."""
 
 
 class ProfileFreezer:
     """Turns a Trial's profile into the snapshot that its Runner is handed. Thread-safe."""
 
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+
     def freeze(
         self,
-        connection: Connection,  # noqa: ARG002 - what is read comes with the kinds of content
-        principal: Principal,  # noqa: ARG002 - as above
+        connection: Connection,
+        principal: Principal,
         request: TrialRequest,
-        definition: RunnerDefinition,  # noqa: ARG002 - as above
+        definition: RunnerDefinition,
+        known: Lookups,
         faults: FaultList,
     ) -> FrozenProfile | None:
-        """The frozen profile, or ``None`` where there is none or ``faults`` were added."""
-        if request.profile is not None:
-            faults.add(
-                f"{request.path}.profile",
-                "PROFILE_RUNNER_UNSUPPORTED",
-                f"the Runner {request.selector} does not take a Job Profile on this server",
+        """The frozen profile, or ``None`` where there is none or ``faults`` were added.
+
+        ``known`` is shared by the Trials of one submission.
+        """
+        if request.profile is None:
+            return None
+        before = len(faults.faults)
+        freezing = _Freezing(connection, principal.project_id, request, definition, known, faults)
+        document = freezing.run(request.profile)
+        if len(faults.faults) > before:
+            return None
+        text = canonical_json(document)
+        if len(text) > MAX_SNAPSHOT_BYTES:
+            said = f"its snapshot would have {len(text)} bytes, at most {MAX_SNAPSHOT_BYTES}"
+            faults.add(f"{request.path}.profile", _MALFORMED, f"{said}; name one split of each Dataset")
+            return None
+        return FrozenProfile(text, hashlib.sha256(text.encode()).hexdigest(), tuple(freezing.uses))
+
+    def verify(self, profiles: Iterable[tuple[str, FrozenProfile]]) -> None:
+        """Read the manifests that these profiles pin, and compare: before any GPU is allocated (E95).
+
+        Each comes with the place of its Trial's spec. Reads the blob store, so it is never called with a
+        connection. Raises `Refusal` ``PROFILE_HASH_MISMATCH``, ``STORAGE_UNAVAILABLE``.
+        """
+        seen: set[str] = set()
+        for path, profile in profiles:
+            for use in profile.contents:
+                if use.manifest_sha256 not in seen:
+                    seen.add(use.manifest_sha256)
+                    self._verify(use, f"{path}.profile")
+
+    def _verify(self, use: ContentUse, path: str) -> None:
+        named = f"the stored manifest of {use.kind.noun} {use.name}@{use.version}"
+        try:
+            self._blobs.verify(use.manifest_sha256)
+        except (BlobNotFound, DigestMismatch) as error:
+            said = f"{named} is not the published one ({error}); tell the administrator"
+            raise Refusal.of("PROFILE_HASH_MISMATCH", said, path=path) from error
+        except BlobError as error:
+            said = f"{named} cannot be read: {error}"
+            raise Refusal.of("STORAGE_UNAVAILABLE", said, path=path) from error
+
+
+def revoked_content(
+    connection: Connection, project_id: str, frozen: Iterable[TrialContent]
+) -> TrialContent | None:
+    """The first of what a Trial froze that its project may not use any more, or ``None`` (E94, A2)."""
+    for each in frozen:
+        kind = ContentKind(each.kind)
+        if not contents.still_readable(connection, project_id, kind, each.name, each.manifest_sha256):
+            return each
+        if kind is ContentKind.PLUGINS and _plugin_fault(connection, each.name, each.manifest_sha256):
+            return each
+    return None
+
+
+def _plugin_fault(connection: Connection, name: str, manifest_sha256: str) -> str | None:
+    """Why a plugin package may not run here, or ``None`` if it is approved (E94)."""
+    approval = contents.approval(connection, manifest_sha256)
+    if approval is None or approval.name != name:
+        return "is not approved on this deployment; an administrator approves it by its digest"
+    return None if approval.revoked_at is None else "is not approved any more on this deployment"
+
+
+@functools.lru_cache(maxsize=256)
+def _recipe(_manifest_sha256: str, about: str) -> Recipe:
+    """A published Recipe. Its schema was judged when it was published, and is here once a process."""
+    return recipe_from_about(json.loads(about))
+
+
+@dataclass(slots=True)
+class _Freezing:
+    """Freezes one profile. What it answers counts only if no fault was added."""
+
+    connection: Connection
+    project_id: str
+    request: TrialRequest
+    definition: RunnerDefinition
+    known: Lookups
+    faults: FaultList
+    uses: list[ContentUse] = field(default_factory=list)
+    dependencies: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def run(self, profile: JobProfile) -> dict[str, Any]:
+        """The snapshot."""
+        if not self.runner_takes(profile):
+            return {}  # whatever else is wrong with it, this Runner reads no such profile
+        document: dict[str, Any] = {"schema": profile.schema}
+        recipe = None
+        if profile.recipe is not None:
+            recipe = self.recipe(profile.recipe)
+            document["recipe"] = profile.recipe.document() | (
+                {"entrypoint": recipe.entrypoint} if recipe else {}
             )
-        return None
+            document["parameters_given"] = dict(profile.parameters)
+            document["parameters"] = self.parameters(recipe, profile.parameters) if recipe else {}
+            document["dependencies"] = self.dependencies
+        else:
+            document["recipe"] = dict(profile.parameters)
+        document["inputs"] = {
+            name: self.input(name, each, recipe) for name, each in sorted(profile.inputs.items())
+        }
+        document["plugins"] = [self.plugin(number, each) for number, each in enumerate(profile.plugins)]
+        if recipe is not None and recipe.inputs is not None:
+            for name, wanted in recipe.inputs.items():
+                if wanted.required and name not in profile.inputs:
+                    self.add(
+                        ("inputs", name), _MALFORMED, f"is missing; the Recipe needs a {wanted.kind.noun}"
+                    )
+        return document
+
+    def add(self, place: tuple[str | int, ...], code: str, message: str) -> None:
+        path = place_text(f"{self.request.path}.profile", place)
+        name = f"`{place[-1]}`" if isinstance(place[-1], str) else f"entry {place[-1]}"
+        self.faults.add(path, code, f"{name} {message}")
+
+    def runner_takes(self, profile: JobProfile) -> bool:
+        """Whether the Runner declares that it reads such profiles (E91, E100)."""
+        wanted = (PROFILE_V1, RECIPE_ABI) if profile.schema == PROFILE_V1 else (RECIPE_ABI,)
+        if not set(wanted).isdisjoint(self.definition.abis):
+            return True
+        declared = " and ".join(self.definition.abis) or "none"
+        self.faults.add(
+            f"{self.request.path}.profile",
+            "PROFILE_RUNNER_UNSUPPORTED",
+            f"a profile of {profile.schema} needs a Runner with the abi {' or '.join(wanted)}; "
+            f"{self.request.selector} declares {declared}",
+        )
+        return False
+
+    def recipe(self, reference: Reference) -> Recipe | None:
+        version = self.find(("recipe",), reference)
+        if version is None:
+            return None
+        recipe = _recipe(version.manifest_sha256, version.about)
+        if (declared := self.definition.recipe_entrypoint) != recipe.entrypoint:
+            said = f"declares the entrypoint `{declared}`" if declared else "declares no [recipe] entrypoint"
+            self.add(
+                ("recipe",),
+                "PROFILE_RUNNER_UNSUPPORTED",
+                f"has the entrypoint `{recipe.entrypoint}`, and the Runner {self.request.selector} {said}",
+            )
+        self.use("recipe", version)
+        self.follow(recipe, "", 1)
+        return recipe
+
+    def follow(self, recipe: Recipe, above: str, depth: int) -> None:
+        """Check and list what a Recipe depends on, and what that depends on (E101, E102)."""
+        for name, reference in sorted(recipe.dependencies.items()):
+            full = f"{above}{name}"
+            if depth > MAX_DEPENDENCY_DEPTH or len(self.dependencies) >= MAX_DEPENDENCIES:
+                self.add(
+                    ("recipe",),
+                    _MALFORMED,
+                    f"depends on more than {MAX_DEPENDENCIES} Recipes, or over more than "
+                    f"{MAX_DEPENDENCY_DEPTH} levels, at `{full}`",
+                )
+                return
+            version = self.find(("recipe",), reference, f"depends as `{full}` on {reference.uri}, which ")
+            if version is not None:
+                self.dependencies[full] = reference.document()
+                self.use(f"dependency:{full}", version)
+                self.follow(_recipe(version.manifest_sha256, version.about), f"{full}.", depth + 1)
+
+    def parameters(self, recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+        merged, found = apply_schema(recipe.parameters, given)
+        for place, message in found:
+            self.add(("parameters", *place), _MALFORMED, message)
+        return merged
+
+    def input(self, name: str, given: ProfileInput, recipe: Recipe | None) -> dict[str, Any]:
+        place = ("inputs", name)
+        reference = given.reference
+        if recipe is not None and recipe.inputs is not None:
+            wanted = recipe.inputs.get(name)
+            if wanted is None:
+                known = ", ".join(sorted(recipe.inputs)) or "none"
+                self.add(place, _MALFORMED, f"is no input of the Recipe; its inputs: {known}")
+            elif wanted.kind is not reference.uri.kind:
+                said = f"is a {reference.uri.kind.noun}, and the Recipe takes a {wanted.kind.noun} here"
+                self.add(place, _MALFORMED, said)
+        document: dict[str, Any] = reference.document()
+        version = self.find(place, reference)
+        if version is not None:
+            self.use(f"input:{name}", version)
+            if reference.uri.kind is ContentKind.DATASETS:
+                document |= self.selection(place, given, json.loads(version.about).get("configs", {}))
+        return document
+
+    def selection(
+        self, place: tuple[str, ...], given: ProfileInput, configs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Config and split of a Dataset with the patterns of their files; nothing where neither is named."""
+        config = given.config
+        if config is None and given.split is not None:
+            config = DEFAULT_CONFIG if DEFAULT_CONFIG in configs or len(configs) != 1 else next(iter(configs))
+        if config is None:
+            return {}
+        if config not in configs:
+            said = "is not named, and" if given.config is None else f"{config!r} does not exist:"
+            where = (*place, "config")
+            self.add(where, _MALFORMED, f"{said} the Dataset has the configs {_some(configs)}")
+            return {}
+        splits = configs[config]
+        if given.split is None:
+            return {"config": config, "files": splits}
+        if given.split not in splits:
+            said = f"{given.split!r} does not exist: config {config!r} has the splits {_some(splits)}"
+            self.add((*place, "split"), _MALFORMED, said)
+            return {}
+        return {"config": config, "split": given.split, "files": {given.split: splits[given.split]}}
+
+    def plugin(self, number: int, reference: Reference) -> dict[str, Any]:
+        place = ("plugins", number)
+        version = self.find(place, reference)
+        if version is not None:
+            if fault := _plugin_fault(self.connection, version.name, version.manifest_sha256):
+                self.add(place, "ACCESS_DENIED", f"{reference.uri} {fault}")
+            self.use(f"plugin:{version.name}", version)
+        return reference.document() | {"name": reference.uri.full_name}
+
+    def find(
+        self, place: tuple[str | int, ...], reference: Reference, said: str = ""
+    ) -> ContentVersion | None:
+        """The version that a reference names, if the project may read it and the digest is its own.
+
+        ``said`` starts the sentence of a fault that is about something behind ``place``.
+        """
+        if reference.uri not in self.known:
+            self.known[reference.uri] = self.look_up(reference.uri)
+        found = self.known[reference.uri]
+        if not isinstance(found, ContentVersion):
+            code, why = found
+            self.add(place if said else (*place, "uri"), code, f"{said}{why}")
+            return None
+        if found.manifest_sha256 != reference.manifest_sha256:
+            self.add(
+                place if said else (*place, "manifest_sha256"),
+                "PROFILE_HASH_MISMATCH",
+                f"{said}is {reference.manifest_sha256}, and {reference.uri} was published with "
+                f"{found.manifest_sha256}",
+            )
+            return None
+        return found
+
+    def look_up(self, uri: ContentUri) -> ContentVersion | tuple[str, str]:
+        found = contents.resolve(self.connection, self.project_id, uri)
+        if found is not None:
+            return found
+        # Whoever may not read a content learns nothing of it: unknown and forbidden are one answer.
+        if contents.readable(self.connection, self.project_id, uri.kind, uri.full_name):
+            there = contents.find_version(self.connection, uri.kind, uri.full_name, uri.ref)
+            if there is not None:
+                return "PROFILE_ARCHIVED", f"{uri} was withdrawn by its publisher"
+        return "ACCESS_DENIED", f"{uri} is nothing that this project may read"
+
+    def use(self, role: str, version: ContentVersion) -> None:
+        kind = ContentKind(version.kind)
+        self.uses.append(ContentUse(role, kind, version.name, version.version, version.manifest_sha256))
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return f"{', '.join(listed[:_SHOWN])}{more}"

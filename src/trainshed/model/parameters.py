@@ -19,6 +19,7 @@ MAX_VALUES = 2_000
 """Values in the parameters of one Trial, all levels together."""
 MAX_INTEGER = 2**53 - 1
 """Every JSON reader keeps integers up to this one exactly (RFC 8259 section 6)."""
+_CHARS_PER_STEP = 256
 _NONE = object()
 
 
@@ -133,9 +134,14 @@ def _fill_object(root: Mapping[str, Any], schema: Mapping[str, Any], value: dict
     for name, below in schema.get("properties", {}).items():
         if name not in value and (default := _default(root, below)) is not _NONE:
             value[name] = copy.deepcopy(default)
-            spend(sum(1 for _ in _values(default)))
+            spend(sum(_weight(each) for _, each in _values(default)))
         if name in value:
             fill_defaults(root, below, value[name])
+
+
+def _weight(value: Any) -> int:
+    """Steps that a copy of ``value`` costs: a default of long texts can be wanted a thousand times."""
+    return 1 + len(value) // _CHARS_PER_STEP if isinstance(value, str) else 1
 
 
 def _default(root: Mapping[str, Any], schema: Any) -> Any:

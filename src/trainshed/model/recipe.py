@@ -30,7 +30,7 @@ from __future__ import annotations
 import difflib
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -158,24 +158,11 @@ def recipe_from_about(about: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def reference_fault(uri: Any, manifest_sha256: Any, kinds: Iterable[ContentKind]) -> tuple[str, str] | None:
-    """Which key of a reference is wrong and why, or ``None`` (E92, E99, E104)."""
-    if not isinstance(uri, str):
-        return "uri", "must be text such as envloop://datasets/namespace/name@version"
-    try:
-        parsed = parse_content_uri(uri)
-    except ValueError as error:
-        return "uri", str(error)
-    wanted = tuple(kinds)
-    if parsed.kind not in wanted:
-        expected = " or ".join(wanted)
-        return "uri", f"names {parsed.kind}, and this place takes {expected} only (`{uri[:200]}`)"
-    if not isinstance(manifest_sha256, str) or not SHA256.fullmatch(manifest_sha256):
-        return (
-            "manifest_sha256",
-            "must be the whole SHA-256 of the published manifest: 64 lower-case hex digits, no prefix",
-        )
-    return None
+def wrong_kind(uri: ContentUri, kinds: Collection[ContentKind]) -> str | None:
+    """Why ``uri`` cannot stand where ``kinds`` are taken, or ``None`` (E104)."""
+    if uri.kind in kinds:
+        return None
+    return f"names {uri.kind}, and this place takes {' or '.join(kinds)} only: {str(uri)[:200]}"
 
 
 @dataclass(slots=True)
@@ -259,15 +246,27 @@ class _Checker:
         for name, table in self.tables(about, "dependencies", MAX_DEPENDENCIES):
             path = f"dependencies.{name}"
             self.known_keys(path, table, _DEPENDENCY_KEYS)
-            uri, digest = table.get("uri"), table.get("manifest_sha256")
-            if fault := reference_fault(uri, digest, (ContentKind.RECIPES,)):
-                self.add(f"{path}.{fault[0]}", fault[1])
-                continue
-            reference = Reference(parse_content_uri(str(uri)), str(digest))
-            if reference.uri.pinned and reference.uri.ref != digest:
-                self.add(f"{path}.manifest_sha256", f"is not the digest in its URI, {reference.uri.ref}")
-            found[name] = reference
+            uri = self.dependency_uri(f"{path}.uri", table.get("uri"))
+            digest = table.get("manifest_sha256")
+            if not isinstance(digest, str) or not SHA256.fullmatch(digest):
+                said = "must be the whole SHA-256 of the published manifest, 64 lower-case hex digits"
+                self.add(f"{path}.manifest_sha256", f"{said}{self.instead(table, 'manifest_sha256')}")
+            elif uri is not None and uri.pinned and uri.ref != digest:
+                self.add(f"{path}.manifest_sha256", f"is not the digest in its URI, {uri.ref}")
+            elif uri is not None:
+                found[name] = Reference(uri, digest)
         return found
+
+    def dependency_uri(self, path: str, value: Any) -> ContentUri | None:
+        try:
+            uri = parse_content_uri(value if isinstance(value, str) else "")
+        except ValueError as error:
+            self.add(path, f"is no URI of a Recipe: {error}")
+            return None
+        if fault := wrong_kind(uri, (ContentKind.RECIPES,)):
+            self.add(path, fault)
+            return None
+        return uri
 
     def parameters(self, about: Mapping[str, Any]) -> Mapping[str, Any]:
         if "parameters" not in about:

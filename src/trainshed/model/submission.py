@@ -17,6 +17,7 @@ from typing import Any
 
 from trainshed.model.checkpoints import CheckpointRef, parse_checkpoint_ref
 from trainshed.model.errors import Fault, FaultList, Refusal
+from trainshed.model.profile import JobProfile, parse_profile
 from trainshed.model.selectors import Selector, image_fault, parse_selector
 from trainshed.model.strict_json import canonical_json
 
@@ -99,7 +100,7 @@ class TrialRequest:
     """The given ones of `RESOURCE_COUNTS`."""
     timeout_seconds: int | None = None
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    profile: Mapping[str, Any] | None = None
+    profile: JobProfile | None = None
     resume_from: CheckpointRef | None = None
     path: str = "spec"
     """Where its spec stands in the request (``trials[0].spec``), for faults found later."""
@@ -411,7 +412,7 @@ def _tags(spec: Mapping[str, Any], path: str, faults: FaultList) -> Mapping[str,
     return MappingProxyType(dict(value))
 
 
-def _profile(spec: Mapping[str, Any], path: str, faults: FaultList) -> Mapping[str, Any] | None:
+def _profile(spec: Mapping[str, Any], path: str, faults: FaultList) -> JobProfile | None:
     if "profile" not in spec:
         return None
     value = spec["profile"]
@@ -421,7 +422,7 @@ def _profile(spec: Mapping[str, Any], path: str, faults: FaultList) -> Mapping[s
     elif not isinstance(value, dict):
         faults.add(where, "INVALID_PROFILE", f"`profile` must be an object, not {_kind(value)}")
     else:
-        return MappingProxyType(value)
+        return parse_profile(value, where, faults)
     return None
 
 
