@@ -1,4 +1,4 @@
-"""Small disks and stores for the tests of content."""
+"""Small disks, stores and registries for the tests of content."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.fake_server import FakeServer
+from support.scripted_registry import serving
 from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.registry import RegistryClient
+from trainshed.model.images import RegistryRules
 
 
 @pytest.fixture
@@ -41,3 +46,30 @@ def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     yield mount
     for place in mounted:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture
+def scripted() -> Iterator[FakeServer]:
+    """A registry of one image whose answers a test may change."""
+    with FakeServer(serving()) as server:
+        yield server
+
+
+@pytest.fixture
+def new_client() -> Iterator[Callable[..., RegistryClient]]:
+    """Makes clients of registries that ask once, unless told otherwise."""
+    made: list[RegistryClient] = []
+
+    def make(rules: RegistryRules | None = None, **options: Any) -> RegistryClient:
+        client = RegistryClient(rules or RegistryRules(), **{"attempts": 1, **options})
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def client(new_client: Callable[..., RegistryClient]) -> RegistryClient:
+    return new_client()

@@ -67,18 +67,19 @@ def test_lists_hold_texts_that_are_checked_one_by_one():
             {
                 "images": {
                     "default_registry": "Not A Host",
-                    "mirrors": ["hub.internal/", "a.example=b.example:99999"],
+                    "mirrors": ["hub.internal/X", "a.example=b.example:99999"],
                     "insecure_registries": "lab:5000",
                     "allowed_registries": ["ghcr.example/team", 5],
                     "pull_retries": -2,
                 }
             }
         )
+    mirror = "REGISTRY=HOST[:PORT][/PATH]"
     assert sorted(refused.value.faults) == [
         "images.allowed_registries: must be a list of texts, not ['ghcr.example/team', 5]",
         "images.default_registry: `Not A Host` is no host: write host or host:port in lower case",
         "images.insecure_registries: must be a list of texts, not 'lab:5000'",
-        "images.mirrors: write REGISTRY=HOST[:PORT][/PATH]; `` is no path: write lower-case parts between `/`",
+        f"images.mirrors: write {mirror}; `X` is no path: write lower-case parts between `/`",
         "images.pull_retries: must be from -1 or more, not -2",
     ]
 

@@ -130,11 +130,13 @@ class FakeServer:
         raw = isinstance(reply.body, bytes)
         content = reply.body if raw else b"" if reply.body is None else json.dumps(reply.body).encode()
         connection.send_response(reply.status)
-        connection.send_header("Content-Type", "application/octet-stream" if raw else "application/json")
-        for name, value in reply.headers.items():
+        kind = "application/octet-stream" if raw else "application/json"
+        for name, value in {"Content-Type": kind, **reply.headers}.items():
             connection.send_header(name, value)
         connection.send_header("Content-Length", str(len(content)))
         connection.end_headers()
+        if request.method == "HEAD":
+            return
         connection.wfile.write(content if reply.cut_after is None else content[: reply.cut_after])
         connection.wfile.flush()
         if reply.cut_after is not None:
