@@ -179,7 +179,7 @@ REFUSED = {
     "INVALID_TAG": {"spec": {"tags": {"-": "x"}}},
     "INVALID_EXECUTION_CONFIG": {"spec": {"timeout_seconds": 0}},
     "UNSUPPORTED_HARDWARE": {"spec": {"resources": {"gpu_type": "NOSUCH", "gpus": 1}}},
-    "EXECUTOR_UNAVAILABLE": {"spec": {"image": "repo/img:1"}},
+    "EXECUTOR_UNAVAILABLE": {"spec": {"image": "127.0.0.1:1/no/registry"}},
     "PROFILE_RUNNER_UNSUPPORTED": {
         "spec": {"profile": {"schema": "envloop.job-profile/v1", "inputs": {}, "recipe": {}, "plugins": []}}
     },

@@ -164,7 +164,7 @@ def test_E24_E28_the_same_request_id_gives_the_same_job_and_other_input_a_confli
         (("--runner", "envloop/none@main"), "RUNNER_NOT_FOUND"),
         (("--gput-type", "H900"), "UNSUPPORTED_HARDWARE"),
         (("--gpu", "99"), "UNSUPPORTED_HARDWARE"),
-        (("--docker", "ubuntu:22.04"), "EXECUTOR_UNAVAILABLE"),
+        (("--docker", "127.0.0.1:1/no/registry"), "EXECUTOR_UNAVAILABLE"),
     ],
 )
 def test_a_refusal_is_printed_with_its_own_code(client, options, code):

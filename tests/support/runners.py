@@ -56,9 +56,11 @@ def definition(
     params: tuple[str, ...] = (),
     resources: Mapping[str, Any] | None = None,
     timeout_seconds: int | None = None,
+    image: str | None = None,
 ) -> str:
     """The text of a ``runner.toml``."""
-    lines = ["[execution]", f'entrypoint = "{entrypoint}"', f"outputs = {json.dumps(list(outputs))}"]
+    lines = [] if image is None else [f'image = "{image}"']
+    lines += ["[execution]", f'entrypoint = "{entrypoint}"', f"outputs = {json.dumps(list(outputs))}"]
     if timeout_seconds is not None:
         lines.append(f"timeout_seconds = {timeout_seconds}")
     lines.append("[resources]")
