@@ -18,8 +18,10 @@ from starlette.types import ASGIApp
 
 from support.rows import IDS, allocation
 from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.registry import RegistryClient
 from trainshed.control.accept import Acceptance
 from trainshed.control.fleet import encode_nodes
+from trainshed.control.images import ImageFreezer
 from trainshed.engines.local import log_files
 from trainshed.jobkit.frames import EOF, header
 from trainshed.model.access import Permission, key_hash
@@ -127,19 +129,24 @@ def open_site(
     limiter: RateLimiter | None = None,
     bodies: BodyLimits | None = None,
     policy: ServerPolicy | None = None,
+    registries: RegistryClient | None = None,
     alone: bool = False,
 ) -> Iterator[Site]:
+    """A site; with ``registries`` its engine is one that runs images."""
     clock = Clock()
     data.mkdir(exist_ok=True)
     blobs = FolderBlobStore(data / "content")
     instance = prepare(database, blobs, data / "owner.key", clock, IDS)
     text = encode_nodes(nodes())
     database.write(lambda c: settings.put(c, settings.NODES, text))
+    if registries is not None:
+        database.write(lambda c: settings.put(c, settings.MACHINE, json.dumps({"images": None})))
+    images = registries and ImageFreezer(database, registries)
     woken: list[bool] = []
     services = Services(
         database=database,
         blobs=blobs,
-        accept=Acceptance(database, blobs, policy or ServerPolicy(), clock, IDS).accept,
+        accept=Acceptance(database, blobs, policy or ServerPolicy(), clock, IDS, images).accept,
         log_files=lambda attempt_id: log_files(data / "local", attempt_id),
         wake=lambda: woken.append(True),
         machine=Machine("all", data),
