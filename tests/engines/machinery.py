@@ -15,7 +15,7 @@ import pytest
 
 from engines.conformance import HELLO, LIMITS, Behaviour, Harness, written
 from support.waiting import wait_until
-from trainshed.engines import Launch, Limits, TreeFile
+from trainshed.engines import Launch, Limits, Mount, TreeFile
 from trainshed.engines.local import DEFAULT_USER, Isolation, LocalEngine, why_impossible
 from trainshed.jobkit import folder, frames, procs, sandbox
 from trainshed.model.resources import Gpu
@@ -77,8 +77,21 @@ class LocalHarness(Harness):
         limits: Limits = LIMITS,
         timeout: int = 60,
         grace: float = 30.0,
+        mounts: tuple[Mount, ...] = (),
+        paths: Mapping[str, str] | None = None,
     ) -> Launch:
-        return Launch(attempt_id, tuple(argv), env or {}, files, gpus, limits, timeout, grace)
+        return Launch(
+            attempt_id,
+            tuple(argv),
+            env or {},
+            files,
+            gpus,
+            limits,
+            timeout,
+            grace,
+            mounts=mounts,
+            paths=paths or {},
+        )
 
     def pass_time(self) -> None:
         self.engine.changed(0.1)

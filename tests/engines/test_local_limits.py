@@ -154,7 +154,8 @@ def test_shared_memory_is_private_and_of_the_size_asked_for(
 def test_an_attempt_says_how_its_limits_are_enforced(local: LocalHarness, offered: Mapping[str, str]) -> None:
     observation = local.run("attempt-1", Behaviour.SUCCEEDS)
     assert observation.enforcement == offered
-    assert set(offered) == {"cpus", "memory", "pids", "shm", "storage", "log", "tree", "isolation"}
+    known = {"cpus", "memory", "pids", "shm", "mounts", "storage", "log", "tree", "isolation"}
+    assert set(offered) == known
 
 
 def test_real_limits_never_exceed_the_machine(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 
-from trainshed.jobkit import cgroups, folder, linux, procs, sandbox, tree
+from trainshed.jobkit import cgroups, folder, linux, mounts, procs, sandbox, tree
 
 _GO = b"g"
 _DEFAULT_SIGNALS = (
@@ -162,14 +162,17 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
+    view = mounts.MOUNT
     if box:
         enter_sandbox(path, box, limits["shm_mb"], launch["env"])
         private = True
     else:
-        private = launch["private_shm"] and _private_shared_memory(limits["shm_mb"])
+        view = _own_view(path, launch)
+        private = view == mounts.MOUNT
         linux.forbid_new_privileges()
         os.chdir(work)
     enforcement["shm"] = "mount" if private else cgroups.NOT_ENFORCED
+    enforcement["mounts"] = view
     enforcement |= {"storage": "watched", "log": "shim", "tree": launch["killing"]}
     enforcement["isolation"] = sandbox.NAME if box else sandbox.NONE
     storage = limits["storage_mb"] * cgroups.MIB
@@ -199,8 +202,23 @@ def enter_sandbox(path: str, box: folder.Json, shm_mb: int, env: dict[str, str])
     sandbox.enter(path, box, shm_mb * cgroups.MIB, marks)
 
 
+def _own_view(path: str, launch: folder.Json) -> str:
+    """Give this process its own shared memory and the mounts of its launch; says how they are kept from it.
+
+    Where a namespace cannot be had, shared memory is the machine's and the mounts are links.
+    """
+    entries = launch.get("mounts", [])
+    own = launch["private_shm"] and _private_shared_memory(launch["limits"]["shm_mb"])
+    if entries and own:
+        mounts.bind(path, entries)
+    elif entries:
+        mounts.link(path, entries)
+    return mounts.MOUNT if own else mounts.LINKS
+
+
 def _private_shared_memory(size_mb: int) -> bool:
     try:
+        linux.own_mounts()
         linux.private_shared_memory(size_mb * cgroups.MIB)
     except OSError:
         return False

@@ -14,6 +14,7 @@ an attempt got; no process id is ever trusted across a restart.
 ``log.frames``      output (`trainshed.jobkit.frames`); ``log.index`` lies beside it
 ``work``            the program's working directory
 ``tmp``             its ``/tmp`` in a sandbox
+``content``         where it finds what it only reads (`trainshed.jobkit.mounts`)
 ``.exit.json``      the exit record to be: disk space held for it and for the end of the log
 ==================  =====================================================================
 """
@@ -28,7 +29,7 @@ import stat
 import struct
 
 LAUNCH, STOP, STARTED, EXIT = "launch.json", "stop.json", "started.json", "exit.json"
-LOCK, CONTROL, WORK, TEMPORARY = "lock", "control", "work", "tmp"
+LOCK, CONTROL, WORK, TEMPORARY, CONTENT = "lock", "control", "work", "tmp", "content"
 FRAMES, INDEX = "log.frames", "log.index"
 
 _FLOCK = struct.Struct("@hhqqi4x")

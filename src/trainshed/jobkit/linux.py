@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 
@@ -18,6 +19,10 @@ _CAPABILITY_DATA_BYTES = 24
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID_NODEV = 0x2 | 0x4
 _MS_REC_PRIVATE = 0x4000 | 1 << 18
+_MS_BIND, _MS_REC, _MS_UNBINDABLE = 0x1000, 0x4000, 1 << 17
+_MS_READ_ONLY = 0x1 | 0x20 | _MS_BIND
+_MNT_DETACH = 2
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAP_SYS_ADMIN = 21
 # Called with the interpreter lock held, as the child continues in the same line of Python.
 _SYSCALL = ctypes.PyDLL(None, use_errno=True).syscall
@@ -55,15 +60,59 @@ def forbid_new_privileges() -> None:
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
-def private_shared_memory(size: int) -> None:
-    """Give this process a mount namespace of its own with ``size`` bytes of ``/dev/shm`` in it."""
+def own_mounts() -> None:
+    """Give this process a mount namespace of its own: what it mounts from here on is seen by nobody else."""
     _check(_LIBC.unshare(_CLONE_NEWNS), "unshare(CLONE_NEWNS)")
-    _check(_LIBC.mount(None, b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None), "mount(MS_PRIVATE)")
-    options = b"size=%d,mode=1777" % size
-    _check(
-        _LIBC.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), options),
-        "mount(/dev/shm)",
-    )
+    _mount(None, "/", _MS_REC_PRIVATE)
+
+
+def private_shared_memory(size: int) -> None:
+    """Mount ``size`` bytes of ``/dev/shm`` in this process's own mount namespace."""
+    mount_tmpfs("/dev/shm", b"size=%d,mode=1777" % size)  # noqa: S108 - in our own namespace
+
+
+def mount_tmpfs(place: str, options: bytes) -> None:
+    """Mount an empty folder in memory."""
+    _mount("tmpfs", place, _MS_NOSUID_NODEV, b"tmpfs", options)
+
+
+def bind(source: str, place: str, *, recursive: bool = False) -> None:
+    """Show ``source`` at ``place`` as well, with what is mounted below it if ``recursive``."""
+    _mount(source, place, _MS_BIND | (_MS_REC if recursive else 0))
+
+
+def read_only(place: str) -> None:
+    """Make the mount at ``place`` read-only, without set-uid programs and devices."""
+    _mount(None, place, _MS_READ_ONLY | _MS_NOSUID_NODEV)
+
+
+def forbid_binding(place: str) -> None:
+    """Have the mount at ``place`` left out of binds of what lies above it."""
+    _mount(None, place, _MS_UNBINDABLE)
+
+
+def unmount(place: str) -> None:
+    """Take away what is mounted at ``place``, whoever still uses it."""
+    _check(_LIBC.umount2(os.fsencode(place), _MNT_DETACH), f"umount({place})")
+
+
+def change_root(place: str) -> None:
+    """Make the mount at ``place`` the root of this process's mount namespace."""
+    number = _SYS_PIVOT_ROOT.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, "the root folder cannot be changed on this kind of machine")
+    os.chdir(place)
+    _check(int(_SYSCALL(ctypes.c_long(number), b".", b".")), "pivot_root")
+    unmount(".")  # the old root, which now lies over the new one
+    os.chdir("/")
+
+
+def _mount(
+    source: str | None, place: str, flags: int, kind: bytes | None = None, options: bytes | None = None
+) -> None:
+    name = None if source is None else os.fsencode(source)
+    result = _LIBC.mount(name, os.fsencode(place), kind, ctypes.c_ulong(flags), options)
+    _check(result, f"mount({place})")
 
 
 def may_mount() -> bool:

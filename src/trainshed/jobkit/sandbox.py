@@ -16,7 +16,7 @@ import fcntl
 import os
 import signal
 
-from trainshed.jobkit import folder, linux, procs
+from trainshed.jobkit import folder, linux, mounts, procs
 
 NAME, NONE = "bubblewrap", "none"
 """What an attempt says of its isolation."""
@@ -47,11 +47,12 @@ def enter(path: str, sandbox: Json, shm_bytes: int, marks: dict[str, str]) -> No
 
 def _arguments(path: str, sandbox: Json, shm_bytes: int) -> list[str]:
     temporary = os.path.join(path, folder.TEMPORARY)
+    machine, content = mounts.sandbox_arguments(sandbox.get("mounts", []))
     arguments = [sandbox["program"], "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     if sandbox["network"] == "private":
         # Programs that look up their own name to talk to themselves find the only address there is.
         arguments += ("--unshare-net", "--hostname", "localhost")
-    arguments += ("--cap-drop", "ALL", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
+    arguments += ("--cap-drop", "ALL", *machine, "--proc", "/proc", "--dev", "/dev")
     arguments += ("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm")  # noqa: S108 - inside
     for device in sandbox["devices"]:
         arguments += ("--dev-bind", device, device)
@@ -63,7 +64,8 @@ def _arguments(path: str, sandbox: Json, shm_bytes: int) -> list[str]:
     arguments += ("--tmpfs", "/run")
     for shared in _shared_of_run(sandbox["network"]):
         arguments += ("--perms", "0755", "--dir", os.path.dirname(shared), "--ro-bind", shared, shared)
-    return [*arguments, "--bind", os.path.join(path, folder.WORK), WORK, "--remount-ro", "/run", "cat"]
+    arguments += ("--bind", os.path.join(path, folder.WORK), WORK, *content)
+    return [*arguments, "--remount-ro", "/run", "cat"]
 
 
 def _shared_of_run(network: str) -> list[str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trainshed.engines.contract import (
     EngineError,
@@ -19,12 +20,12 @@ from trainshed.engines.contract import (
     Phase,
     Release,
 )
-from trainshed.engines.local import evidence, gpus, isolation, machine
+from trainshed.engines.local import evidence, gpus, inputs, isolation, machine
 from trainshed.engines.local.environment import base_environment, program_environment
 from trainshed.engines.local.forks import ForkServer
 from trainshed.engines.local.isolation import Isolation
 from trainshed.engines.local.release import kill, release
-from trainshed.jobkit import cgroups, folder, linux, procs, shim, tree
+from trainshed.jobkit import cgroups, folder, linux, mounts, procs, shim, tree
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node, simulated_share
 
@@ -116,6 +117,7 @@ class LocalEngine:
             "memory": source("memory"),
             "pids": source("pids"),
             "shm": "mount" if self._private_shm else cgroups.NOT_ENFORCED,
+            "mounts": mounts.MOUNT if self._private_shm else mounts.LINKS,
             "storage": "watched",
             "log": "shim",
             "tree": self._layout.killing(),
@@ -179,8 +181,11 @@ class LocalEngine:
             raise EngineError("LAUNCH_INVALID", "there is nothing to execute", retryable=False)
         limits, totals = launch.limits, self._totals
         memory_mb = min(limits.memory_mb, totals.memory_mb)
+        may_mount = self._private_shm or self._isolation is not None
+        mounted = inputs.mounts(launch, self._root, may_mount=may_mount)
+        content = mounts.SANDBOX_CONTENT if self._isolation else os.fspath(path / folder.CONTENT)
         environment = program_environment(
-            launch.env,
+            {**launch.env, **inputs.variables(launch.paths, launch.mounts, content)},
             launch.gpus,
             attempt_id=launch.attempt_id,
             instance=self.instance,
@@ -210,9 +215,15 @@ class LocalEngine:
                 "cgroups": self._layout.to_json(),
                 "killing": self._layout.killing(),
                 "private_shm": self._private_shm,
-                "sandbox": self._isolation.sandbox(launch.gpus) if self._isolation else None,
+                "mounts": mounted,
+                "sandbox": self._sandbox(launch, mounted),
             },
         )
+
+    def _sandbox(self, launch: Launch, mounted: list[list[Any]]) -> dict[str, Any] | None:
+        if self._isolation is None:
+            return None
+        return {**self._isolation.sandbox(launch.gpus), "mounts": mounted}
 
     # Watching
 

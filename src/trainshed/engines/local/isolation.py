@@ -19,7 +19,7 @@ from typing import Any
 import trainshed
 from trainshed.engines.contract import EngineError
 from trainshed.engines.local import gpus
-from trainshed.jobkit import sandbox
+from trainshed.jobkit import mounts, sandbox
 from trainshed.model.resources import Gpu
 
 DEFAULT_USER = 65_533
@@ -112,4 +112,6 @@ def describe(settings: Isolation | None) -> str:
 
 def enforced(settings: Isolation | None) -> Mapping[str, str]:
     """What becomes of the engine's enforcement report."""
-    return {"isolation": sandbox.NAME, "shm": "mount"} if settings else {"isolation": sandbox.NONE}
+    if settings is None:
+        return {"isolation": sandbox.NONE}
+    return {"isolation": sandbox.NAME, "shm": "mount", "mounts": mounts.MOUNT}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainshed.engines.contract import Release
-from trainshed.jobkit import folder, procs, tree
+from trainshed.jobkit import folder, mounts, procs, tree
 from trainshed.jobkit.cgroups import Group, Layout
 from trainshed.jobkit.logwriter import end_log
 from trainshed.jobkit.shim import GONE
@@ -55,6 +55,7 @@ def release(path: Path, layout: Layout, instance: str) -> Release:
         try:
             tree.remove(path / folder.WORK)
             tree.remove(path / folder.TEMPORARY)
+            checks["mounts"] = mounts.clear(os.fspath(path))
             (path / folder.CONTROL).unlink(missing_ok=True)
             end_log(path)
             work_gone = True

@@ -1,0 +1,65 @@
+"""The mounts of a launch: whether they can be made here, and what the program's variables say of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from trainshed.engines.contract import EngineError, Launch, Mount
+
+_OF_THE_MACHINE = frozenset(
+    ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr", "var")
+)
+"""Folders that a mount would take from programs, or that a program has of its own."""
+
+
+def mounts(launch: Launch, engine_root: Path, *, may_mount: bool) -> list[list[Any]]:
+    """The form in which a launch hands its mounts to the shim. Raises `EngineError`."""
+    seen: list[str] = []
+    for mount in launch.mounts:
+        if not mount.source.is_absolute() or not _is_plain(mount.place):
+            _refuse(f"the mount of {mount.source} at {mount.place!r} names no place below a folder")
+        seen.append(f"/{mount.place}")
+        if mount.target is not None:
+            _check_target(mount.target, engine_root, may_mount=may_mount)
+            seen.append(f"//{mount.target}")
+    ordered = sorted(f"{each}/" for each in seen)
+    for before, after in pairwise(ordered):
+        if after.startswith(before):
+            _refuse(f"{after.strip('/')} is mounted at or below {before.strip('/')}")
+    return [[os.fspath(mount.source), mount.place, mount.target] for mount in launch.mounts]
+
+
+def variables(paths: Mapping[str, str], launched: Sequence[Mount], base: str) -> dict[str, str]:
+    """Each variable of ``paths`` with where the program finds that; ``base`` is its folder of mounts."""
+    for name, place in paths.items():
+        if not any(f"{mount.place}/".startswith(f"{place}/") for mount in launched):
+            _refuse(f"the variable {name} leads to `{place}`, where nothing is mounted")
+    return {name: f"{base}/{place}" for name, place in paths.items()}
+
+
+def _check_target(target: str, engine_root: Path, *, may_mount: bool) -> None:
+    parts = target.split("/")
+    if parts[0] or not _is_plain("/".join(parts[1:])):
+        _refuse(f"`{target}` is not a plain absolute path")
+    if parts[1] in _OF_THE_MACHINE:
+        _refuse(f"a mount at `{target}` would hide what programs need of /{parts[1]}; use /mnt or /volume")
+    if f"{engine_root}/".startswith(f"{target}/") or f"{target}/".startswith(f"{engine_root}/"):
+        _refuse(f"a mount at `{target}` would hide the server's own folder {engine_root}")
+    if not may_mount:
+        message = (
+            f"nothing can be shown at `{target}`: the server may not mount here. Run it with CAP_SYS_ADMIN, "
+            "or set engine.isolation"
+        )
+        raise EngineError("MOUNT_IMPOSSIBLE", message, retryable=False)
+
+
+def _is_plain(path: str) -> bool:
+    return {"", ".", ".."}.isdisjoint(path.split("/")) and "\0" not in path
+
+
+def _refuse(message: str) -> None:
+    raise EngineError("LAUNCH_INVALID", message, retryable=False)
