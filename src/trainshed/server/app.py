@@ -21,9 +21,12 @@ from trainshed.server.gate import Gate
 from trainshed.server.routes import (
     admin,
     artifacts,
+    contents,
+    datasets,
     job_events,
     jobs,
     logs,
+    plugins,
     project,
     publishing,
     runners,
@@ -40,6 +43,9 @@ _ROUTES = (
     ("/v1/trials", (trials.routes, artifacts.routes, logs.trial_routes)),
     ("/v1/runners", (runners.routes, publishing.routes)),
     ("/v1/content", (publishing.content_routes,)),
+    ("/v1/content/plugins", (plugins.routes,)),
+    ("/v1/content", (contents.routes,)),
+    ("/v1/datasets", (datasets.routes,)),
     ("/v1/admin", (admin.routes,)),
     ("/v1", (project.routes, system.routes)),
 )

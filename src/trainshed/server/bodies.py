@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainshed.model.access import PROJECT_ID, Visibility
 from trainshed.model.errors import FaultList
 
 MAX_TEXT_CHARS = 200
@@ -103,6 +104,22 @@ class Body:
     def finish(self) -> None:
         """Raise `Refusal` with every fault noted."""
         self.faults.raise_if_any()
+
+
+def visibility_of(body: Body) -> tuple[Visibility, list[str]]:
+    """Who may read, of a request; raises `Refusal` with every fault."""
+    body.known(["visibility", "projects"])
+    word = body.word("visibility", [str(v) for v in Visibility])
+    if body.values.get("visibility") is None:
+        body.fault("visibility", "is missing")
+    projects = sorted(set(body.words("projects")))
+    if projects and word != Visibility.PROJECTS:
+        body.fault("projects", "counts for visibility `projects` only")
+    if not all(PROJECT_ID.fullmatch(project) for project in projects):
+        body.fault("projects", "must hold project ids")
+    body.finish()
+    assert word is not None  # noqa: S101 - a missing or unknown word was refused above
+    return Visibility(word), projects
 
 
 def _shown(text: str) -> str:

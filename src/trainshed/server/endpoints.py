@@ -37,11 +37,16 @@ _PATH: Mapping[str, tuple[str, str]] = {
     "job_id": ("The Job's id.", "job_01KB7Q3V9E8Z6R5T4W3X2Y1M0N"),
     "trial_id": ("The Trial's id.", "trial_01KB7Q3V9E8Z6R5T4W3X2Y1M0P"),
     "artifact_id": ("The Artifact's id.", "art_01KB7Q3V9E8Z6R5T4W3X2Y1M0Q"),
+    "checkpoint_id": ("The Checkpoint's id.", "ckpt_01KB7Q3V9E8Z6R5T4W3X2Y1M0S"),
+    "operation_id": ("The operation's id.", "op_01KB7Q3V9E8Z6R5T4W3X2Y1M0T"),
     "key_id": ("The key's id.", "key_01KB7Q3V9E8Z6R5T4W3X2Y1M0R"),
-    "namespace": ("The Runner's namespace.", "envloop"),
+    "namespace": ("The namespace.", "envloop"),
     "name": ("The name, inside the namespace where there is one.", "bash"),
     "revision": ("A full commit; for reading also a branch or a tag.", "main"),
-    "path": ("The file's path inside the Runner.", "main.sh"),
+    "path": ("The file's path inside the Runner or the content.", "main.sh"),
+    "kind": ("`datasets`, `models`, `recipes` or `plugins`.", "datasets"),
+    "version": ("A version's label or its manifest's SHA-256.", "1.0"),
+    "encoded_name": ("The name in URL-safe base64 without padding.", "dGVhbS93b3Jkcw"),
     "sha256": ("The SHA-256 of the bytes: 64 lower-case hex digits.", "0" * 64),
     "workspace": ("The workspace's id.", WORKSPACE_ID),
     "project": ("The project's id.", "default"),
@@ -50,16 +55,19 @@ _PATH: Mapping[str, tuple[str, str]] = {
 """What path parameters of these names mean, and an example of each."""
 
 
-_UNKNOWN: Mapping[str, str] = {
-    "job_id": "JOB_NOT_FOUND",
-    "trial_id": "TRIAL_NOT_FOUND",
-    "artifact_id": "ARTIFACT_NOT_FOUND",
-    "key_id": "KEY_NOT_FOUND",
-    **dict.fromkeys(("namespace", "name", "revision", "path"), "RUNNER_NOT_FOUND"),
-    "project": "PROJECT_NOT_FOUND",
-    "user": "MEMBER_NOT_FOUND",
+_UNKNOWN: Mapping[str, tuple[str, ...]] = {
+    "job_id": ("JOB_NOT_FOUND",),
+    "trial_id": ("TRIAL_NOT_FOUND",),
+    "artifact_id": ("ARTIFACT_NOT_FOUND",),
+    "checkpoint_id": ("CHECKPOINT_NOT_FOUND",),
+    "operation_id": ("OPERATION_NOT_FOUND",),
+    "key_id": ("KEY_NOT_FOUND",),
+    **dict.fromkeys(("namespace", "name", "revision", "path"), ("RUNNER_NOT_FOUND", "CONTENT_NOT_FOUND")),
+    **dict.fromkeys(("kind", "version", "sha256", "encoded_name"), ("CONTENT_NOT_FOUND",)),
+    "project": ("PROJECT_NOT_FOUND",),
+    "user": ("MEMBER_NOT_FOUND",),
 }
-"""With which code an operation that declares it refuses an unknown one."""
+"""With which of these codes an operation that declares it refuses an unknown one."""
 
 
 def _decoded(text: str) -> str:
@@ -260,9 +268,10 @@ def _refuse_what_is_no_text(call: Call, operation: Operation, path: Mapping[str,
     declares none judges such a name by itself.
     """
     for name, value in path.items():
-        if _UNKNOWN.get(name) in operation.refuses and not _is_text(value):
+        code = next((each for each in _UNKNOWN.get(name, ()) if each in operation.refuses), None)
+        if code is not None and not _is_text(value):
             said = f"`{name}` holds NUL or is no UTF-8, so nothing has this name"
-            raise Refusal.of(_UNKNOWN[name], said, path=name)
+            raise Refusal.of(code, said, path=name)
     for param in operation.params:
         if param.where == "query" and param.refuses and not _is_text(call.query.get(param.name, "")):
             raise Refusal.of(param.refuses[0], f"`{param.name}` holds NUL", path=param.name)

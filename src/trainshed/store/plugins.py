@@ -1,4 +1,4 @@
-"""Which plugin packages this deployment allows (E94). What was decided of one, `contents.approval` answers."""
+"""Which plugin packages this deployment allows (E94); `contents.approval` answers what was decided."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from trainshed.content.blobs import DigestMismatch
-from trainshed.model.access import PROJECT_ID, Permission, Visibility
+from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
 from trainshed.model.selectors import name_part_fault
-from trainshed.server.bodies import Body
+from trainshed.server.bodies import Body, visibility_of
 from trainshed.server.endpoints import Call, Operation, Reply, Routes
 from trainshed.server.publisher import publish
 from trainshed.server.routes.runners import runner_item
@@ -129,19 +129,8 @@ def publish_revision(call: Call, namespace: str, name: str) -> Reply:
 )
 def set_visibility(call: Call, namespace: str, name: str) -> shapes.RunnerVisibility:
     """Revoking access refuses new submissions and retries; Trials that started go on (E30, A2)."""
-    body = Body(call.object())
-    body.known(["visibility", "projects"])
-    word = body.word("visibility", [str(v) for v in Visibility])
-    if body.values.get("visibility") is None:
-        body.fault("visibility", "is missing")
-    projects = sorted(set(body.words("projects")))
-    if projects and word != Visibility.PROJECTS:
-        body.fault("projects", "counts for visibility `projects` only")
-    if not all(PROJECT_ID.fullmatch(project) for project in projects):
-        body.fault("projects", "must hold project ids")
-    body.finish()
-    assert word is not None  # noqa: S101 - a missing or unknown word was refused above
-    full, visibility = f"{namespace}/{name}", Visibility(word)
+    visibility, projects = visibility_of(Body(call.object()))
+    full = f"{namespace}/{name}"
 
     def change(connection: Connection) -> None:
         _own(call, connection, full)

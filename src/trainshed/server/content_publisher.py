@@ -1,0 +1,200 @@
+"""Publishing one version of a content: verify its manifest, see that every blob is there, name it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainshed.content.blobs import BlobNotFound, BlobStore
+from trainshed.content.trees import VerifiedManifest, check_recipe, verify_manifest
+from trainshed.model.access import Principal, Visibility
+from trainshed.model.content import SHA256, VERSION, ContentKind
+from trainshed.model.errors import Fault, FaultList, Refusal
+from trainshed.model.manifests import MAX_MANIFEST_BYTES
+from trainshed.model.recipe import Recipe, recipe_from_about
+from trainshed.model.strict_json import canonical_json
+from trainshed.server.bodies import Body
+from trainshed.store import contents, queue
+from trainshed.store.contents import Release
+from trainshed.store.database import Connection, Database
+from trainshed.store.records import ContentVersion
+
+_KEYS = ("version", "visibility", "manifest_sha256", "manifest")
+_LATEST = "latest"
+_ASKED_AT_ONCE = 500
+_SHOWN = 50
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A request that is well formed."""
+
+    version: str
+    visibility: Visibility | None
+    manifest_sha256: str
+    manifest: bytes | None
+
+
+def publish(
+    database: Database,
+    blobs: BlobStore,
+    principal: Principal,
+    kind: ContentKind,
+    name: str,
+    document: Mapping[str, Any],
+    *,
+    at: float,
+) -> tuple[ContentVersion, bool]:
+    """Publish ``document`` (version, visibility, manifest_sha256, manifest) as a version of ``name``.
+
+    The manifest may be left out where the server has it already, as a blob or of an earlier version. Raises
+    `Refusal` ``INVALID_CONTENT``, ``CONTENT_HASH_MISMATCH``, ``BLOB_NOT_FOUND`` with ``missing``,
+    ``BLOB_BEING_DELETED``, ``CONTENT_VERSION_EXISTS``, ``NAMESPACE_TAKEN``.
+    """
+    wanted = _parse(document)
+    with database.read() as connection:
+        known = contents.same_manifest(connection, kind, wanted.manifest_sha256)
+        if known is not None and kind is ContentKind.RECIPES:
+            _check_dependencies(connection, principal, recipe_from_about(json.loads(known[0].about)))
+    if known is not None:
+        like, size = known
+        release = Release(
+            kind, name, wanted.version, wanted.manifest_sha256, size, like.about, like.files, like.bytes, ()
+        )
+    else:
+        manifest = _verified(database, blobs, principal, kind, wanted, at)
+        release = Release(
+            kind,
+            name,
+            wanted.version,
+            manifest.sha256,
+            manifest.size,
+            canonical_json(manifest.about),
+            manifest.files,
+            manifest.bytes,
+            manifest.blobs.keys(),
+        )
+    return database.write(
+        lambda connection: contents.publish(connection, principal, release, wanted.visibility, at=at)
+    )
+
+
+def _parse(document: Mapping[str, Any]) -> _Wanted:
+    body = Body(document, code="INVALID_CONTENT")
+    body.known(_KEYS)
+    digest = body.required_text("manifest_sha256")
+    if digest and not SHA256.fullmatch(digest):
+        body.fault("manifest_sha256", "must be 64 lower-case hex digits")
+    version = body.text("version") or digest
+    if version and (fault := _version_fault(version, digest)):
+        body.fault("version", fault)
+    word = body.word("visibility", [str(each) for each in Visibility])
+    manifest = body.values.get("manifest")
+    if manifest is not None and not isinstance(manifest, dict):
+        body.fault("manifest", "must be the manifest as a JSON object")
+    body.finish()
+    encoded = None
+    if manifest is not None:
+        try:
+            encoded = canonical_json(manifest).encode()
+        except RecursionError:
+            raise Refusal.of("INVALID_CONTENT", "`manifest` is nested too deeply", path="manifest") from None
+    return _Wanted(version, Visibility(word) if word else None, digest, encoded)
+
+
+def _version_fault(version: str, digest: str) -> str | None:
+    if not VERSION.fullmatch(version):
+        return "must start with a letter or digit, then hold letters, digits, `.`, `_`, `+`, `-`; at most 128"
+    if version.lower() == _LATEST:
+        return "`latest` would have to move, and a version never does; leave it out to use the digest"
+    if SHA256.fullmatch(version) and version != digest:
+        return "looks like a manifest's digest and is another one"
+    return None
+
+
+def _verified(
+    database: Database,
+    blobs: BlobStore,
+    principal: Principal,
+    kind: ContentKind,
+    wanted: _Wanted,
+    at: float,
+) -> VerifiedManifest:
+    """The manifest, proved wholly, with every blob of it stored and its own bytes too."""
+    digest = wanted.manifest_sha256
+    if wanted.manifest is not None:
+        manifest = verify_manifest(io.BytesIO(wanted.manifest).read, kind, digest)
+    else:
+        manifest = _stored_manifest(database, blobs, kind, digest)
+    _check_blobs(database, manifest)
+    if kind is ContentKind.RECIPES:
+        check_recipe(manifest, blobs)
+        with database.read() as connection:
+            _check_dependencies(connection, principal, recipe_from_about(manifest.about))
+    if wanted.manifest is not None:
+        blobs.put(io.BytesIO(wanted.manifest), sha256=digest)
+        database.write(lambda c: queue.put_blobs(c, {digest: manifest.size}, at=at))
+    return manifest
+
+
+def _stored_manifest(
+    database: Database, blobs: BlobStore, kind: ContentKind, digest: str
+) -> VerifiedManifest:
+    with database.read() as connection:
+        size = contents.blob_sizes(connection, [digest]).get(digest)
+    if size is None:
+        raise _missing([digest], 1, "the manifest is not stored; send it, or upload it as a blob")
+    if size > MAX_MANIFEST_BYTES:
+        said = f"the manifest has {size} bytes; at most {MAX_MANIFEST_BYTES}"
+        raise Refusal.of("INVALID_CONTENT", said, path="manifest_sha256")
+    try:
+        with blobs.open(digest) as reader:
+            return verify_manifest(reader.read, kind, digest)
+    except BlobNotFound:
+        raise _missing([digest], 1, "the manifest's bytes are gone; send it again") from None
+
+
+def _check_blobs(database: Database, manifest: VerifiedManifest) -> None:
+    """Every blob is stored and as long as the manifest says."""
+    faults = FaultList()
+    missing: list[str] = []
+    absent = 0
+    names = list(manifest.blobs)
+    with database.read() as connection:
+        for start in range(0, len(names), _ASKED_AT_ONCE):
+            asked = names[start : start + _ASKED_AT_ONCE]
+            stored = contents.blob_sizes(connection, asked)
+            for name in asked:
+                said, found = manifest.blobs[name], stored.get(name)
+                if found is None:
+                    absent += 1
+                    missing += [name] if len(missing) < _SHOWN else []
+                elif found != said and len(faults.faults) < _SHOWN:
+                    message = f"blob {name} has {found} bytes, and the manifest says {said}"
+                    faults.add("manifest.files", "INVALID_CONTENT", message)
+    faults.raise_if_any()
+    if absent:
+        raise _missing(missing, absent, f"{absent} of the {len(names)} blobs are not stored; upload them")
+
+
+def _missing(names: list[str], count: int, message: str) -> Refusal:
+    return Refusal.of("BLOB_NOT_FOUND", message, path="manifest", missing=names, missing_count=count)
+
+
+def _check_dependencies(connection: Connection, principal: Principal, recipe: Recipe) -> None:
+    """Every Recipe that this one needs is there, readable by its project, and the one meant (E102)."""
+    faults = []
+    for name, needed in recipe.dependencies.items():
+        where = f"dependencies.{name}"
+        found = contents.resolve(connection, principal.project_id, needed.uri)
+        if found is None:
+            said = f"there is no readable {needed.uri}"
+            faults.append(Fault(f"{where}.uri", "CONTENT_NOT_FOUND", said))
+        elif found.manifest_sha256 != needed.manifest_sha256:
+            said = f"{needed.uri} is {found.manifest_sha256}, not {needed.manifest_sha256}"
+            faults.append(Fault(f"{where}.manifest_sha256", "CONTENT_HASH_MISMATCH", said))
+    if faults:
+        raise Refusal(faults)

@@ -1,0 +1,98 @@
+"""Which plugins this deployment allows: approving and revoking, by digest (E94, promise P13)."""
+
+from __future__ import annotations
+
+from trainshed.model.access import KeyKind
+from trainshed.model.content import ContentKind
+from trainshed.model.errors import Refusal
+from trainshed.server.content_views import PUBLISH, READ, UNKNOWN, approval_item, full_name, not_found
+from trainshed.server.documents import CURSOR, LIMIT
+from trainshed.server.endpoints import Call, Operation, Routes
+from trainshed.server.pages import cut_page, open_cursor, page_limit
+from trainshed.server.shapes import contents as shapes
+from trainshed.server.shapes.common import Page
+from trainshed.store import contents as store
+from trainshed.store import plugins
+from trainshed.store.database import Connection
+from trainshed.store.records import PluginApproval
+
+routes = Routes("plugins")
+
+
+@routes.get(
+    "/approvals",
+    Operation(
+        "List approved and revoked plugins, the newest first",
+        answer=Page[shapes.PluginApproval],
+        any_of=READ,
+        params=(CURSOR, LIMIT),
+    ),
+)
+def list_approvals(call: Call) -> Page[shapes.PluginApproval]:
+    """What this deployment allows, and what it allowed once (E94)."""
+    limit = page_limit(call.query)
+    after = open_cursor(call.services.seal, "approvals", call.query)
+    with call.services.database.read() as connection:
+        rows = plugins.list_approvals(
+            connection, after=None if after is None else (after[0], after[1]), limit=limit + 1
+        )
+    return cut_page(
+        call.services.seal,
+        "approvals",
+        rows,
+        limit,
+        key=lambda row: [row.approved_at, row.manifest_sha256],
+        show=lambda kept: [approval_item(row) for row in kept],
+    )
+
+
+_APPROVING = Operation(
+    "Approve a plugin on this deployment",
+    answer=shapes.PluginApproval,
+    any_of=PUBLISH,
+    refuses=UNKNOWN,
+)
+
+
+@routes.put("/{namespace}/{name}/versions/{version}/approval", _APPROVING)
+def approve(call: Call, namespace: str, name: str, version: str) -> shapes.PluginApproval:
+    """With the owner key only. What is approved is the digest: a changed package needs its own approval."""
+    full, at, by = _decider(call, namespace, name), call.now, call.principal.actor
+
+    def change(connection: Connection) -> PluginApproval:
+        found = store.find_version(connection, ContentKind.PLUGINS, full, version)
+        if found is None or found.withdrawn_at is not None:
+            raise not_found(f"there is no Plugin {full}@{version[:80]}")
+        return plugins.approve_plugin(connection, found.manifest_sha256, full, at=at, by=by)
+
+    return approval_item(call.services.database.write(change))
+
+
+@routes.delete(
+    "/{namespace}/{name}/versions/{version}/approval",
+    Operation(
+        "Revoke the approval of a plugin", answer=shapes.PluginApproval, any_of=PUBLISH, refuses=UNKNOWN
+    ),
+)
+def revoke(call: Call, namespace: str, name: str, version: str) -> shapes.PluginApproval:
+    """With the owner key only. Trials that wait with it will not start; running ones go on."""
+    full, at, by = _decider(call, namespace, name), call.now, call.principal.actor
+
+    def change(connection: Connection) -> PluginApproval:
+        found = store.find_version(connection, ContentKind.PLUGINS, full, version)
+        digest = version if found is None else found.manifest_sha256
+        revoked = plugins.revoke_plugin(connection, digest, at=at, by=by)
+        if revoked is None:
+            raise not_found(f"the Plugin {full}@{version[:80]} was never approved")
+        return revoked
+
+    item = approval_item(call.services.database.write(change))
+    call.services.wake()
+    return item
+
+
+def _decider(call: Call, namespace: str, name: str) -> str:
+    """The plugin's name, for whoever may decide of it: the owner, and never an agent (promise P13)."""
+    if not call.principal.owner or call.principal.kind is KeyKind.AGENT:
+        raise Refusal.of("PERMISSION_DENIED", "only the owner key, held by no agent, approves plugins")
+    return full_name(namespace, name)

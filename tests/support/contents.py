@@ -1,0 +1,54 @@
+"""Contents for tests: a folder's files as blobs and a manifest, published through a site's HTTP doors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from support.site import Site
+from trainshed.model.about import read_about
+from trainshed.model.content import ContentFile, ContentKind, Manifest, make_manifest
+
+RECIPE = b'abi = "envloop.train-recipe/1"\nentrypoint = "train:main"\n'
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def manifest_of(
+    kind: ContentKind, files: Mapping[str, bytes], about: Mapping[str, Any] | None = None
+) -> Manifest:
+    """The manifest of these files, with what their own ``*.toml`` says."""
+    listed = [ContentFile(path, len(data), sha256(data)) for path, data in files.items()]
+    said = read_about(kind, list(files), files.get) if about is None else about
+    return make_manifest(kind, listed, said)
+
+
+def upload(site: Site, *blobs: bytes, key: str | None = None) -> None:
+    for data in dict.fromkeys(blobs):
+        answer = site.request("PUT", f"/v1/content/blobs/{sha256(data)}", data, key=key)
+        assert answer.status_code in {200, 201}, answer.text
+
+
+def publish(
+    site: Site,
+    name: str = "team/words",
+    files: Mapping[str, bytes] | None = None,
+    *,
+    kind: ContentKind = ContentKind.DATASETS,
+    about: Mapping[str, Any] | None = None,
+    key: str | None = None,
+    store: bool = True,
+    **body: Any,
+) -> Any:
+    """The answer to publishing these files as a version of ``name``."""
+    files = {"train.txt": b"one\n"} if files is None else files
+    manifest = manifest_of(kind, files, about)
+    if store:
+        upload(site, *files.values(), key=key)
+    document = {"manifest_sha256": manifest.sha256, "manifest": json.loads(manifest.encode()), **body}
+    sent = {name: value for name, value in document.items() if value is not None}
+    return site.post(f"/v1/content/{kind}/{name}/versions", sent, key=key)
