@@ -114,6 +114,17 @@ class SetVisibility(Body):
     projects: list[str] = Field(default_factory=list, description="For `projects`: who besides the owner.")
 
 
+class PublishContent(Body):
+    """One version of a Dataset, Model, Recipe or Plugin."""
+
+    version: str = _optional("", description="A label for good; left out, the manifest's digest.")
+    visibility: Literal["public", "project", "projects"] = _optional("project")
+    manifest_sha256: Digest
+    manifest: dict[str, Any] = _optional(
+        {}, description="The manifest; left out where it was uploaded as a blob or published before."
+    )
+
+
 class CreateProject(Body):
     """A new project; absent limits mean unlimited."""
 
