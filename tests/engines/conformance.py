@@ -10,12 +10,13 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from enum import Enum, auto
 from pathlib import Path
 
 import pytest
 
-from trainshed.engines import EndedBy, Engine, EngineError, Launch, Limits, Observation, Phase
+from trainshed.engines import EndedBy, Engine, EngineError, Launch, Limits, Mount, Observation, Phase
 from trainshed.jobkit import frames
 
 LIMITS = Limits(cpus=1, memory_mb=512, storage_mb=512, shm_mb=64)
@@ -34,6 +35,8 @@ class Behaviour(Enum):
     RUNS_UNTIL_STOPPED = auto()
     IGNORES_SIGTERM = auto()
     CANNOT_BE_EXECUTED = auto()
+    SHOWS_ITS_INPUTS = auto()
+    """Prints ``INPUTS is PATH`` and then, sorted, ``FILE: CONTENT`` for each file there; tries to write."""
 
 
 class Harness(ABC):
@@ -374,3 +377,49 @@ class EngineConformance:
         assert harness.until("attempt-1", SETTLED).phase in {Phase.EXITED, Phase.LOST}
         assert harness.engine.work_directory("attempt-1").is_dir()
         assert harness.engine.release("attempt-1").confirmed
+
+    # Rule 12: mounts
+
+    def test_C13_mounts_show_their_sources_and_are_gone_after_the_release(
+        self, harness: Harness, tmp_path: Path
+    ) -> None:
+        source = tmp_path / "source"
+        (source / "deep").mkdir(parents=True)
+        (source / "a.txt").write_text("one")
+        (source / "deep" / "b.txt").write_text("two")
+        note = tmp_path / "note.json"
+        note.write_text("{}")
+        before = [(place.stat().st_ino, place.stat().st_mtime_ns) for place in sorted(source.rglob("*"))]
+        launch = replace(
+            harness.launch("attempt-1", Behaviour.SHOWS_ITS_INPUTS),
+            mounts=(Mount(source, "inputs/data"), Mount(note, "inputs/note.json"), Mount(note, "other")),
+            paths={"INPUTS": "inputs"},
+        )
+        harness.engine.launch(launch)
+        observation = harness.until("attempt-1", SETTLED)
+        assert observation.exit is not None
+        assert observation.exit.code == 0
+        where, *lines = written(harness.engine.logs("attempt-1").frames).decode().splitlines()
+        assert sorted(lines) == ["data/a.txt: one", "data/deep/b.txt: two", "note.json: {}"]
+        after = [(place.stat().st_ino, place.stat().st_mtime_ns) for place in sorted(source.rglob("*"))]
+        assert after == before
+        assert harness.engine.release("attempt-1").confirmed
+        assert not Path(where.removeprefix("INPUTS is ")).exists()
+        assert (source / "deep" / "b.txt").read_text() == "two"
+
+    def test_C13_mounts_are_found_by_a_launch_that_is_repeated_after_a_restart(
+        self, harness: Harness, tmp_path: Path
+    ) -> None:
+        source = tmp_path / "source"
+        source.mkdir()
+        (source / "a.txt").write_text("one")
+        launch = replace(
+            harness.launch("attempt-1", Behaviour.SHOWS_ITS_INPUTS),
+            mounts=(Mount(source, "data"),),
+            paths={"INPUTS": "data"},
+        )
+        harness.engine.launch(launch)
+        harness.reopen()
+        harness.engine.launch(launch)
+        harness.until("attempt-1", SETTLED)
+        assert written(harness.engine.logs("attempt-1").frames).endswith(b"\na.txt: one\n")

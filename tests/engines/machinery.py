@@ -26,6 +26,11 @@ _SHELL = {
     Behaviour.EXITS_WITH_3: "exit 3",
     Behaviour.KILLED_BY_SIGNAL_9: "kill -KILL $$",
     Behaviour.RUNS_UNTIL_STOPPED: "exec sleep 1000",
+    Behaviour.SHOWS_ITS_INPUTS: (
+        'echo "INPUTS is $INPUTS"; cd "$INPUTS"; shopt -s globstar nullglob; for each in **; do '
+        'if [ -f "$each" ]; then echo "$each: $(cat "$each")"; fi; '
+        'if [ -w "$each" ]; then echo x > "$each"; rm -f "$each"; fi; done; : > new; exit 0'
+    ),
     Behaviour.IGNORES_SIGTERM: f"trap '' TERM; {_STARTED}; while :; do sleep 1000; done",
 }
 

@@ -18,6 +18,7 @@ _SCRIPTS = {
     Behaviour.KILLED_BY_SIGNAL_9: Script(signal=9),
     Behaviour.RUNS_UNTIL_STOPPED: Script(run_seconds=None),
     Behaviour.IGNORES_SIGTERM: Script(run_seconds=None, heeds_sigterm=False),
+    Behaviour.SHOWS_ITS_INPUTS: Script(shows=("INPUTS",)),
     Behaviour.CANNOT_BE_EXECUTED: Script(not_started="It cannot execute 'no-such-program'."),
 }
 

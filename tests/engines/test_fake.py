@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engines.conformance import LIMITS, written
+from support.waiting import wait_until
 from trainshed.engines import ENGINES, EngineError, Launch, Phase, load
-from trainshed.engines.fake import FakeEngine, Script
+from trainshed.engines.fake import FakeEngine, ImageScript, Script
 from trainshed.engines.local import LocalEngine
 
 
@@ -86,6 +89,36 @@ def test_the_same_calls_see_the_same_log(engine: FakeEngine) -> None:
     engine.advance(10)
     assert engine.logs("a1").frames.read_bytes() == first
     assert written(engine.logs("a1").frames) == b"one\ntwo"
+
+
+def test_an_image_takes_virtual_time_fails_by_script_and_can_vanish(engine: FakeEngine) -> None:
+    fault = EngineError("IMAGE_PULL_FAILED", "no route", retryable=True)
+    engine.script_image("i@sha256:1", ImageScript(10.0, ("begun", "half"), (fault,)))
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(engine.prepare, "i@sha256:1", said.append, lambda: False)
+        wait_until(lambda: said == ["begun"])
+        engine.advance(5)
+        wait_until(lambda: said == ["begun", "half"])
+        assert not first.done()
+        engine.advance(5)
+        with pytest.raises(EngineError, match="no route"):
+            first.result(20)
+        with pytest.raises(EngineError, match="nobody") as cancelled:
+            engine.prepare("i@sha256:1", said.append, lambda: True)
+        assert cancelled.value.code == "PREPARE_CANCELLED"
+    with pytest.raises(EngineError, match="not here"):
+        engine.launch(replace(launch(), image="i@sha256:1"))
+    engine.script_image("i@sha256:1", ImageScript())
+    engine.prepare("i@sha256:1", said.append, lambda: False)
+    engine.evict("i@sha256:1")
+    with pytest.raises(EngineError, match="not here") as gone:
+        engine.launch(replace(launch(), image="i@sha256:1"))
+    assert gone.value.retryable
+    engine.prepare("i@sha256:1", said.append, lambda: False)
+    engine.launch(replace(launch(), image="i@sha256:1"))
+    assert phase(engine) is Phase.EXITED
+    assert engine.world.prepared["i@sha256:1"] == 4
 
 
 def test_engines_are_loaded_by_name() -> None:

@@ -1,5 +1,5 @@
 """A deterministic engine in memory, for tests of the controller and for simulations of schedulers."""
 
-from trainshed.engines.fake.engine import FakeEngine, Script
+from trainshed.engines.fake.engine import FakeEngine, ImageScript, Script
 
-__all__ = ["FakeEngine", "Script"]
+__all__ = ["FakeEngine", "ImageScript", "Script"]

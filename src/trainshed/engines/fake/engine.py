@@ -7,6 +7,7 @@ from its `Script` and the calls made. Two runs of the same calls see the same an
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections import defaultdict
@@ -27,7 +28,8 @@ from trainshed.jobkit import frames
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node
 
-_LIMITS = ("cpus", "memory", "pids", "shm", "storage")
+_LIMITS = ("cpus", "memory", "pids", "shm", "mounts", "storage")
+_LOOK_SECONDS = 0.01
 _STOPPED = "It was stopped before it started."
 
 
@@ -43,6 +45,8 @@ class Script:
     signal: int | None = None
     output: bytes = b""
     """Written to stdout when it starts."""
+    shows: tuple[str, ...] = ()
+    """Variables of which it prints, before that, where they lead and what is in the files there."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """What lies in the work directory at the end."""
     heeds_sigterm: bool = True
@@ -62,6 +66,18 @@ class Script:
     """How many releases fail before one is confirmed."""
 
 
+@dataclass(frozen=True, slots=True)
+class ImageScript:
+    """What preparing an image does. The default finds it there at once."""
+
+    seconds: float = 0.0
+    """Virtual time that it takes. Whoever prepares waits until `FakeEngine.advance` brings it about."""
+    progress: tuple[str, ...] = ()
+    """What is told, spread evenly over that time."""
+    failures: tuple[EngineError, ...] = ()
+    """What the first tries come to, one each, when that time is over."""
+
+
 @dataclass(slots=True)
 class _Attempt:
     launch: Launch
@@ -70,6 +86,7 @@ class _Attempt:
     stopped_at: float | None = None
     grace: float | None = None
     released: bool = False
+    shown: bytes = b""
 
 
 @dataclass(slots=True)
@@ -82,6 +99,11 @@ class World:
     stopped: set[str] = field(default_factory=set)
     refused: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     leaked: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    images: dict[str, ImageScript] = field(default_factory=dict)
+    prepared: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """How often each image was prepared, failures included."""
+    present: set[str] = field(default_factory=set)
+    """Images that attempts can run in."""
 
 
 class FakeEngine:
@@ -103,6 +125,7 @@ class FakeEngine:
         self.world = world or World()
         self._guard = threading.RLock()
         self._bell = threading.Event()
+        self._time_passed = threading.Condition()
         self._touched: set[str] = set()
         self._seen: dict[str, Phase] = {}
 
@@ -120,6 +143,22 @@ class FakeEngine:
             if attempt := self.world.attempts.get(attempt_id):
                 attempt.script = script
 
+    def script_image(self, image: str, script: ImageScript) -> None:
+        """Say what preparing an image does from now on."""
+        with self._guard:
+            self.world.images[image] = script
+
+    def evict(self, image: str) -> None:
+        """Have an image vanish, as a bounded store of images does."""
+        with self._guard:
+            self.world.present.discard(image)
+
+    def environment(self, attempt_id: str) -> Mapping[str, str]:
+        """The variables of a launched attempt's program."""
+        launch = self.world.attempts[attempt_id].launch
+        content = self._root / attempt_id / "content"
+        return {**launch.env, **{name: str(content / place) for name, place in launch.paths.items()}}
+
     def advance(self, seconds: float) -> None:
         """Let virtual time pass; whoever waits in `changed` learns what happened."""
         with self._guard:
@@ -130,6 +169,8 @@ class FakeEngine:
                     self._seen[attempt_id] = phase
                     self._touched.add(attempt_id)
         self._bell.set()
+        with self._time_passed:
+            self._time_passed.notify_all()
 
     def lose(self, attempt_id: str) -> None:
         """Have the attempt's watcher vanish now."""
@@ -160,7 +201,27 @@ class FakeEngine:
         return None
 
     def prepare(self, image: str, on_progress: Callable[[str], None], cancelled: Callable[[], bool]) -> None:
-        """See `Engine.prepare`: every image is there at once."""
+        """See `Engine.prepare`."""
+        with self._guard:
+            script = self.world.images.get(image, ImageScript())
+            number = self.world.prepared[image]
+            self.world.prepared[image] += 1
+            begun = self.world.now
+        left = list(script.progress)
+        while True:
+            if cancelled():
+                raise EngineError("PREPARE_CANCELLED", f"nobody waits for {image}", retryable=True)
+            share = (self.world.now - begun) / script.seconds if script.seconds else 1.0
+            while left and (1 - len(left) / len(script.progress)) <= share:
+                on_progress(left.pop(0))
+            if share >= 1:
+                break
+            with self._time_passed:
+                self._time_passed.wait(_LOOK_SECONDS)
+        if number < len(script.failures):
+            raise script.failures[number]
+        with self._guard:
+            self.world.present.add(image)
 
     def launch(self, launch: Launch) -> None:
         """See `Engine.launch`."""
@@ -173,9 +234,20 @@ class FakeEngine:
             if refused < len(script.refusals):
                 world.refused[launch.attempt_id] += 1
                 raise script.refusals[refused]
+            if launch.image is not None and launch.image not in world.present:
+                raise EngineError("IMAGE_GONE", f"{launch.image} is not here any more", retryable=True)
+            self._show(launch)
             world.attempts[launch.attempt_id] = _Attempt(launch, script, world.now)
             self._touched.add(launch.attempt_id)
         self._bell.set()
+
+    def _show(self, launch: Launch) -> None:
+        """Make the attempt's mounts: links, for nothing here writes."""
+        for mount in launch.mounts:
+            place = self._root / launch.attempt_id / "content" / mount.place
+            if not place.is_symlink():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(mount.source)
 
     def launch_many(self, launches: Iterable[Launch]) -> Mapping[str, EngineError]:
         """See `Engine.launch_many`."""
@@ -242,8 +314,18 @@ class FakeEngine:
             observation = self._observe(attempt_id)
             if attempt and observation.started_at is not None:
                 folder.mkdir(parents=True, exist_ok=True)
+                if not attempt.released:
+                    attempt.shown = b"".join(self._shown(attempt_id, name) for name in attempt.script.shows)
                 files.frames.write_bytes(_log(attempt, observation))
         return files
+
+    def _shown(self, attempt_id: str, variable: str) -> bytes:
+        place = Path(self.environment(attempt_id)[variable])
+        lines = [f"{variable} is {place}\n".encode()]
+        for folder, _, names in sorted(os.walk(place, followlinks=True)):
+            files = sorted(Path(folder, name) for name in names)
+            lines += [f"{file.relative_to(place)}: ".encode() + file.read_bytes() + b"\n" for file in files]
+        return b"".join(lines)
 
     def kill(self, attempt_id: str) -> None:
         """See `Engine.kill`."""
@@ -264,7 +346,8 @@ class FakeEngine:
                 return Release(confirmed=False, checks={"processes": "one cannot be killed"})
             attempt.released = True
             self.logs(attempt_id)
-            shutil.rmtree(self._root / attempt_id / "work", ignore_errors=True)
+            for held in ("work", "content"):
+                shutil.rmtree(self._root / attempt_id / held, ignore_errors=True)
             return Release(confirmed=True, checks={"processes": "gone", "work": "removed"})
 
     def forget(self, attempt_id: str) -> None:
@@ -342,7 +425,7 @@ def _log(attempt: _Attempt, observation: Observation) -> bytes:
     """The frames of an attempt's log, the same bytes whenever it is asked for."""
     at = int((observation.started_at or 0.0) * 1e9)
     parts = []
-    for line in attempt.script.output.splitlines(keepends=True):
+    for line in (attempt.shown + attempt.script.output).splitlines(keepends=True):
         for begin in range(0, len(line), frames.MAX_PAYLOAD):
             piece = line[begin : begin + frames.MAX_PAYLOAD]
             flags = 0 if piece.endswith(b"\n") else frames.CONTINUES
