@@ -103,3 +103,11 @@ def test_a_job_is_shown_with_runner_gpus_counts_and_a_short_request_id():
     assert views.job_runner(job) == "a/b@main"
     assert views.job_took(job) == "0.0 s"
     assert views.short_request(job) == "cc305845…"
+
+
+def test_E62_a_trial_is_shown_with_the_image_that_runs_and_the_name_it_was_asked_for():
+    resolved = "docker.io/library/ubuntu@sha256:" + "0" * 64
+    named = {"requested": "ubuntu:22.04", "resolved": resolved, "digest": "sha256:" + "0" * 64}
+    assert views.image_text({"image": named}) == f"{resolved}\nasked for as ubuntu:22.04"
+    assert views.image_text({"image": {**named, "requested": resolved}}) == resolved
+    assert views.image_text({"image": None}) is views.image_text({}) is None

@@ -74,6 +74,15 @@ def resources_text(row: Document) -> str | None:
     return ", ".join(parts)
 
 
+def image_text(row: Document) -> str | None:
+    """The image that runs; where it was asked for by another name, that too."""
+    given = row.get("image")
+    if not isinstance(given, Mapping):
+        return None
+    resolved, requested = str(given.get("resolved")), str(given.get("requested"))
+    return resolved if requested == resolved else f"{resolved}\nasked for as {requested}"
+
+
 def attempts_text(row: Document) -> str | None:
     """One line for each Attempt: engine, times, how it ended."""
     lines = []
@@ -211,7 +220,7 @@ TRIAL = Fields(
         ("revision", "runner.revision"),
         ("source ref", "runner.source_ref"),
         ("snapshot", "runner.snapshot_sha256"),
-        ("image", "image.resolved"),
+        ("image", image_text),
         ("entrypoint", "entrypoint"),
         ("command", "command"),
         ("resources", resources_text),
