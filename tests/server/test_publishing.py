@@ -107,7 +107,7 @@ def test_blobs_must_be_uploaded_first_and_be_what_their_name_says(site: Site, fr
     assert code(answer) == (404, "BLOB_NOT_FOUND")
     assert len(answer.json()["missing"]) == 3
     wrong = site.request("PUT", f"/v1/content/blobs/{'0' * 64}", b"x")
-    assert code(wrong) == (409, "RUNNER_HASH_MISMATCH")
+    assert code(wrong) == (409, "CONTENT_HASH_MISMATCH")
     assert not site.services.blobs.exists("0" * 64)
     assert code(site.request("PUT", "/v1/content/blobs/..%2Fx", b"x")) == (422, "INVALID_SPEC")
 

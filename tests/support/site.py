@@ -31,6 +31,7 @@ from trainshed.policy.effective import ServerPolicy
 from trainshed.server.app import create_app
 from trainshed.server.cursors import CursorSeal
 from trainshed.server.first_start import prepare
+from trainshed.server.config import ContentSettings
 from trainshed.server.follow import JobWatch
 from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import DEFAULT_RATES, RateLimiter
@@ -141,6 +142,7 @@ def open_site(
     database.write(lambda c: settings.put(c, settings.NODES, text))
     if registries is not None:
         database.write(lambda c: settings.put(c, settings.MACHINE, json.dumps({"images": None})))
+    uploads = open_uploads(ContentSettings(), data / "content", blobs, database, clock)
     images = registries and ImageFreezer(database, registries)
     woken: list[bool] = []
     services = Services(
@@ -151,6 +153,7 @@ def open_site(
         wake=lambda: woken.append(True),
         machine=Machine("all", data),
         seal=CursorSeal(instance),
+        uploads=uploads,
         watch=JobWatch(database, alone=alone),
         keys=KeyWatch(database, clock),
         queue=QueueReader(),
@@ -162,7 +165,7 @@ def open_site(
     )
     key = (data / "owner.key").read_text().strip()
     app = create_app(services)
-    with TestClient(app) as client:
+    with TestClient(app) as client, contextlib.closing(uploads):
         yield Site(services, app, client, key, clock, data, woken)
 
 
@@ -205,7 +208,7 @@ def finish(
     artifacts: Mapping[str, bytes] | None = None,
     usage: Mapping[str, float] | None = None,
 ) -> None:
-    """End a running Trial: outputs stored, everything released."""
+    """End a running Trial: outputs stored and Checkpoints among them registered, everything released."""
     at = site.clock()
     rows = []
     for name, content in (artifacts or {}).items():

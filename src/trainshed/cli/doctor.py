@@ -43,6 +43,7 @@ SERVER = Fields(
         ("role", "server.role"),
         ("database", "server.database"),
         ("data folder", "server.data_folder.path"),
+        ("blobs in", "server.content_store.place"),
         ("isolation", "server.isolation"),
         ("no server", "server_reason"),
     ),

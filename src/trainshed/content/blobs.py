@@ -22,6 +22,8 @@ from typing import Protocol
 
 BUFFER_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{64}")
+_PROBE_BYTES = 256 << 10
+"""Less than this is as good as nothing."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -121,6 +123,10 @@ class BlobStore(Protocol):
         """Every stored blob, in no particular order; those that come or go meanwhile may be left out."""
         ...
 
+    def check(self) -> None:
+        """Prove that blobs can be stored now. Raises `StoreUnavailable`, `StoreFull`."""
+        ...
+
 
 class BlobReader(io.RawIOBase):
     """A window on a blob's bytes."""
@@ -185,13 +191,13 @@ class FolderBlobStore:
         self.root = root
         self._blobs = root / "sha256"
         self._parts = root / "incoming"
-        with _store_errors(root):
+        with store_errors(root):
             # All shards now, made durable once: a blob would be lost with a shard that was not.
             shards = [self._blobs / f"{number:02x}" for number in range(256)]
             for folder in (root, self._blobs, self._parts, *shards):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self._blobs, root, root.parent):
-                _sync_folder(folder)
+                sync_folder(folder)
             self._remove_abandoned_parts()
 
     def put(
@@ -206,7 +212,7 @@ class FolderBlobStore:
         with self._part_file() as (fd, part):
             blob = self._write(fd, source, size, limit)
             check_promise(blob, sha256, size)
-            with _store_errors(part):
+            with store_errors(part):
                 self._settle(fd)
                 check_read_back(blob, _hash_file(fd))
                 self._let_in(fd, part, blob)
@@ -214,7 +220,7 @@ class FolderBlobStore:
 
     def adopt(self, file: Path, blob: Blob, cancelled: Callable[[], bool] = lambda: False) -> None:  # noqa: ARG002 - a rename takes no time
         """See `BlobStore.adopt`. The file must lie on the store's own file system."""
-        with _store_errors(file):
+        with store_errors(file):
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 os.fsync(fd)
@@ -233,14 +239,14 @@ class FolderBlobStore:
         """See `BlobStore.open`. A window that goes past the end is cut there."""
         if start < 0 or (length is not None and length < 0):
             raise ValueError("start and length are counted from 0")
-        with _store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
+        with store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
             fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
         rest = max(0, os.fstat(fd).st_size - start)
         return _FileReader(fd, start, rest if length is None else min(rest, length))
 
     def size(self, sha256: str) -> int:
         """See `BlobStore.size`."""
-        with _store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
+        with store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
             return place.stat().st_size
 
     def exists(self, sha256: str) -> bool:
@@ -254,7 +260,7 @@ class FolderBlobStore:
     def delete(self, sha256: str) -> bool:
         """See `BlobStore.delete`."""
         with contextlib.suppress(BlobNotFound):
-            with _store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
+            with store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
                 place.unlink()
             return True
         return False
@@ -269,17 +275,24 @@ class FolderBlobStore:
     def names(self) -> Iterator[Blob]:
         """See `BlobStore.names`."""
         for shard in sorted(self._blobs.iterdir()):
-            with _store_errors(shard), os.scandir(shard) as entries:
+            with store_errors(shard), os.scandir(shard) as entries:
                 found = [entry for entry in entries if _NAME.fullmatch(entry.name)]
             for entry in found:
                 with contextlib.suppress(FileNotFoundError):
                     yield Blob(entry.name, entry.stat(follow_symlinks=False).st_size)
 
+    def check(self) -> None:
+        """See `BlobStore.check`."""
+        with self._part_file() as (fd, part), store_errors(part):
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, 0, _PROBE_BYTES)
+            part.unlink()
+
     def _let_in(self, fd: int, file: Path, blob: Blob) -> None:
         """Give a finished file its name: from here on it is there for all."""
         os.fchmod(fd, 0o444)
         file.rename(place := self._place(blob.sha256))
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
 
     def _place(self, sha256: str) -> Path:
         return self._blobs / sha256[:2] / sha256
@@ -293,7 +306,7 @@ class FolderBlobStore:
             if size is not None and total > size:
                 raise DigestMismatch(f"promised {size} bytes, received more")
             digest.update(piece)
-            with _store_errors(self._parts):
+            with store_errors(self._parts):
                 left = piece
                 while left:
                     left = left[os.write(fd, left) :]
@@ -310,10 +323,10 @@ class FolderBlobStore:
         """A new part file, locked for as long as its writer lives; gone afterwards unless renamed."""
         while True:
             part = self._parts / secrets.token_hex(16)
-            with _store_errors(part):
+            with store_errors(part):
                 fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             # Another process that opens the store may remove the file before it is locked.
-            if _locked(fd) and os.fstat(fd).st_nlink:
+            if locked(fd) and os.fstat(fd).st_nlink:
                 break
             os.close(fd)
         try:
@@ -329,7 +342,7 @@ class FolderBlobStore:
             with contextlib.suppress(FileNotFoundError):
                 fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    if _locked(fd):
+                    if locked(fd):
                         part.unlink(missing_ok=True)
                 finally:
                     os.close(fd)
@@ -386,7 +399,8 @@ def _hash_file(fd: int) -> Blob:
     return Blob(digest.hexdigest(), size)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -394,7 +408,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _locked(fd: int) -> bool:
+def locked(fd: int) -> bool:
+    """Whether the file could be locked now; the lock ends with the last copy of ``fd``."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -403,7 +418,7 @@ def _locked(fd: int) -> bool:
 
 
 @contextlib.contextmanager
-def _store_errors(path: Path, *, absent: str | None = None) -> Iterator[Path]:
+def store_errors(path: Path, *, absent: str | None = None) -> Iterator[Path]:
     """Turn the system's errors into the store's, each with the place it is about."""
     try:
         yield path

@@ -180,7 +180,7 @@ class ObjectBlobStore:
                         yield Blob(checked_name(name), entry["size"])
 
     def check(self) -> None:
-        """Prove with a small object that blobs can be stored, read and removed. Raises `StoreUnavailable`."""
+        """See `BlobStore.check`; stores, reads and removes a small object."""
         key = f"probe-{secrets.token_hex(8)}"
         with self._errors():
             self._store.put(key, _PROBE)

@@ -119,6 +119,7 @@ CODES: Mapping[str, Code] = {
         Code("INVALID_LOG_QUERY", 422, "Use limit or tail 1..1000, and not tail and cursor together."),
         Code("URL_EXPIRED", 403, "Ask for new download URLs."),
         Code("BLOB_BEING_DELETED", 503, "Try again in a moment; the old copy is being removed."),
+        Code("UPLOAD_BUSY", 503, "Another client sends the same bytes; ask for the offset and go on."),
         Code("RATE_LIMITED", 429, "Wait as long as Retry-After says."),
         Code("LOG_STORAGE_UNAVAILABLE", 503, "Try again; the log store did not answer."),
         Code("STORAGE_UNAVAILABLE", 503, "Try again; an admin should look at the server's data folder."),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trainshed.engines.local import DEFAULT_USER, Isolation
+from trainshed.content.addresses import StoreAddress
 from trainshed.model.images import DOCKER_HUB, RegistryRules, host_fault, parse_mirror, place_fault
 from trainshed.policy.effective import ServerPolicy
 from trainshed.server.limits import Action, Rate
@@ -164,6 +165,34 @@ class Config:
     @property
     def limits(self) -> dict[Action, Rate]:
         return {
+@dataclass(frozen=True, slots=True)
+class ContentSettings:
+    """``[content]``: where blobs lie. Credentials of remote stores come from the environment alone (P9)."""
+
+    url: str | None = _setting(
+        None, "`file:///…`, `s3://bucket/prefix`, `gs://…` or `az://…`; unset, the data folder."
+    )
+    endpoint: str | None = _setting(None, "URL of a store that is not its provider's own.")
+    region: str | None = _setting(None, "Region of an S3 bucket.")
+    allow_http: bool = _setting(False, "Ask a remote store without encryption.")  # noqa: FBT003 - the default of a setting
+    timeout_seconds: float = _setting(
+        30.0, "How long a remote store may be silent in the middle of a request.", least=0.1, most=3600
+    )
+    retry_seconds: float = _setting(
+        60.0, "How long a request that failed is repeated there.", least=0, most=3600
+    )
+    max_upload_bytes: int = _setting(1 << 40, "Largest blob that is uploaded in parts.", least=1024)
+    upload_reserve_bytes: int = _setting(
+        1 << 30, "Free disk that unfinished uploads leave to everything else.", least=0
+    )
+
+    @property
+    def address(self) -> StoreAddress:
+        return StoreAddress(
+            self.url, self.endpoint, self.region, self.allow_http, self.timeout_seconds, self.retry_seconds
+        )
+
+
             action: Rate(per_second, max(1.0, 2 * per_second))
             for action, per_second in (
                 (Action.READ, self.rates.reads),
@@ -175,6 +204,7 @@ class Config:
     @property
     def registries(self) -> RegistryRules:
         """Which registries there are, for whoever asks them and for whoever pulls from them."""
+    content: ContentSettings = field(default_factory=ContentSettings)
         default = self.images.default_registry
         return RegistryRules(
             default_registry=default,
@@ -260,6 +290,8 @@ def _section(name: str, kind: type, table: Mapping[str, Any], faults: list[str])
     _unknown(f"{name}.", table, known, faults)
     hints = get_type_hints(kind)
     values = {}
+    if content := found.get("content"):
+        faults += [f"content.{key}: {said}" for key, said in content.address.faults()]
     for key in table.keys() & known.keys():
         fault = _fault(table[key], _options(hints[key]), known[key].metadata)
         if fault:

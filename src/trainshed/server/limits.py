@@ -124,6 +124,11 @@ class BodyStream:
         self._taken = 0
         self._more = True
 
+    @property
+    def declared(self) -> int | None:
+        """The length that the sender announced, ``None`` for a chunked body."""
+        return self._declared
+
     async def next(self) -> bytes:
         """The next piece; empty at the end."""
         if self._declared is not None and self._declared > self._limit:

@@ -179,7 +179,8 @@ def _deployment(options: ServeOptions, config: configuration.Config, folder: Dat
         said = str(error).partition("\n")[0]
         raise CannotServe(f"the database does not answer: {said}", EXIT_DATABASE) from error
     except (StoreFull, StoreUnavailable) as error:
-        raise CannotServe(f"the data folder cannot be used: {error}", EXIT_FOLDER) from error
+        what = "the data folder" if config.content.url is None else "the store of content.url"
+        raise CannotServe(f"{what} cannot be used: {error}", EXIT_FOLDER) from error
     except OSError as error:
         said = f"the data folder {folder.root} cannot be used: {error.strerror}"
         raise CannotServe(said, EXIT_FOLDER) from error

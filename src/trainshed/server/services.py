@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainshed.content.addresses import StoreAddress
 from trainshed.content.blobs import BlobStore
+from trainshed.content.uploads import Uploads
 from trainshed.model.access import Principal
 from trainshed.model.ids import IdFactory
 from trainshed.model.logs import LogFiles
@@ -38,6 +40,8 @@ class Machine:
     role: str
     data_dir: Path
 
+    content: StoreAddress = field(default_factory=StoreAddress)
+    """Where blobs lie."""
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -46,6 +50,7 @@ class Services:
     database: Database
     blobs: BlobStore
     accept: Callable[[Principal, Any], tuple[str, bool]]
+    uploads: Uploads
     """Takes a decoded submission; answers the Job's id and whether it is new (see ``control.accept``)."""
     log_files: Callable[[str], LogFiles]
     """Where the frames of an Attempt's output lie."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 from starlette.types import ASGIApp
 
-from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.blobs import BlobStore
 from trainshed.content.registry import RegistryClient
 from trainshed.control.accept import Acceptance
 from trainshed.control.controller import Controller
@@ -24,7 +23,7 @@ from trainshed.model.images import machine_architecture
 from trainshed.server.app import create_app
 from trainshed.server.config import Config
 from trainshed.server.cursors import CursorSeal
-from trainshed.server.data_folder import DataFolder, write_fault
+from trainshed.server.data_folder import DataFolder
 from trainshed.server.first_start import prepare
 from trainshed.server.follow import JobWatch
 from trainshed.server.hosting import ControllerHost
@@ -37,8 +36,6 @@ from trainshed.store import settings
 from trainshed.store.database import Database, DatabaseFull
 from trainshed.store.leadership import Leadership
 from trainshed.store.schema import migrate
-
-_STORAGE_CHECK_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +78,7 @@ def build(
         database = Database(database_url)
         stack.callback(database.close)
         migrate(database.engine)
-        blobs = FolderBlobStore(folder.content)
+        blobs = open_blobs(config.content, folder.content, stack)
         clock, ids = time.time, IdFactory()
         instance = prepare(database, blobs, folder.owner_key, clock, ids)
         policy = config.policy
@@ -103,11 +100,14 @@ def build(
             stack.callback(host.stop)
         services = Services(
             database=database,
+        uploads = open_uploads(config.content, folder.content, blobs, database, clock)
+        stack.callback(uploads.close)
             blobs=blobs,
-            accept=Acceptance(database, blobs, policy, clock, ids, images).accept,
+            uploads=uploads,
+            accept=Acceptance(database, blobs, policy, clock, ids, images).accept,  # type: ignore[arg-type]  # it reads local files
             log_files=lambda attempt_id: log_files(folder.engine, attempt_id),
             wake=host.wake if host else _nobody_to_wake,
-            machine=Machine(role=role, data_dir=folder.root),
+            machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
             seal=CursorSeal(instance),
             watch=JobWatch(database, alone=role == "all" and database.dialect == "sqlite"),
             keys=KeyWatch(database, clock),
@@ -118,7 +118,7 @@ def build(
             ids=ids,
             bodies=config.bodies,
             run_grants_stop=config.access.run_grants_stop,
-            ready_checks=_ReadyChecks(folder, host),
+            ready_checks=_ready_checks(StorageChecks(folder, config.content.address, blobs), host),
             extra_metrics=gpu_metrics if engine else str,
         )
         app = create_app(services, public_only=role == "controller")
@@ -126,14 +126,14 @@ def build(
 
 
 def _host(
-    config: Config, database: Database, engine: LocalEngine, blobs: FolderBlobStore, ids: IdFactory
+    config: Config, database: Database, engine: LocalEngine, blobs: BlobStore, ids: IdFactory
 ) -> ControllerHost:
     def make() -> Controller:
         engine.warm()
         return Controller(
             database,
             engine,
-            blobs,
+            blobs,  # type: ignore[arg-type]  # as above
             config.policy,
             ids=ids,
             log_retention_days=config.logs.retention_days,
@@ -160,25 +160,9 @@ def _publish_machine(database: Database, engine: LocalEngine, isolation: Isolati
         log.warning("the disk is full: what this machine enforces is not told", reason=str(error))
 
 
-class _ReadyChecks:
-    """What ``/readyz`` asks besides the database. Anybody may ask, so the disk is tried once a second."""
-
-    def __init__(self, folder: DataFolder, host: ControllerHost | None) -> None:
-        self._folder = folder
-        self._host = host
-        self._guard = threading.Lock()
-        self._storage = "ok"
-        self._tried_at = float("-inf")
-
-    def __call__(self) -> Mapping[str, str]:
-        with self._guard:
-            now = time.monotonic()
-            if now - self._tried_at >= _STORAGE_CHECK_SECONDS:
-                fault = write_fault(self._folder)
-                self._storage = "ok" if fault is None else f"cannot be written: {fault}"
-                self._tried_at = now
-            checks = {"storage": self._storage}
-        return checks if self._host is None else {**checks, "controller": self._host.state()}
+def _ready_checks(storage: StorageChecks, host: ControllerHost | None) -> Callable[[], Mapping[str, str]]:
+    """What ``/readyz`` asks besides the database."""
+    return lambda: {**storage(), **({} if host is None else {"controller": host.state()})}
 
 
 def _nobody_to_wake() -> None:

@@ -186,6 +186,12 @@ def _use_blobs(connection: Connection, names: list[str], at: float) -> tuple[set
     return usable, going
 
 
+def is_going(connection: Connection, sha256: str) -> bool:
+    """Whether the bytes of this blob are being removed."""
+    row = connection.execute(_BLOBS, {"wanted": [sha256]}).first()
+    return row is not None and row.deleting_at is not None
+
+
 def blob_being_deleted(sha256: str) -> Refusal:
     """The refusal of whoever would use a blob in the moment in which it goes."""
     refusal = Refusal.of("BLOB_BEING_DELETED", f"blob {sha256} is being removed", path="sha256")

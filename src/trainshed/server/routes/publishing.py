@@ -1,10 +1,7 @@
-"""Publishing Runners: blobs, Revisions with proof, visibility, withdrawal (E8, promise P7)."""
+"""Publishing Runners: Revisions with proof, visibility, withdrawal (E8, promise P7)."""
 
 from __future__ import annotations
 
-import re
-
-from trainshed.content.blobs import DigestMismatch
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
 from trainshed.model.selectors import name_part_fault
@@ -14,68 +11,14 @@ from trainshed.server.publisher import publish
 from trainshed.server.routes.runners import runner_item
 from trainshed.server.shapes import requests
 from trainshed.server.shapes import runners as shapes
-from trainshed.store import access, queue
+from trainshed.store import access
 from trainshed.store import runners as store
 from trainshed.store.database import Connection
 from trainshed.store.records import Runner
 
-content_routes = Routes("content")
 routes = Routes("runners")
 
 PUBLISH = (Permission.RUNNER_PUBLISH,)
-MAX_ASKED = 10_000
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@content_routes.post(
-    "/blobs/missing",
-    Operation(
-        "Ask which blobs are not stored",
-        answer=shapes.MissingAnswer,
-        any_of=PUBLISH,
-        takes=requests.MissingBlobs,
-        max_body=lambda services: services.bodies.other,
-        refuses=("INVALID_SPEC",),
-    ),
-)
-def ask_missing(call: Call) -> shapes.MissingAnswer:
-    """So that only what is new is uploaded."""
-    body = Body(call.object())
-    body.known(["sha256"])
-    asked = body.words("sha256")
-    if "sha256" not in body.values:
-        body.fault("sha256", "is missing")
-    if len(asked) > MAX_ASKED:
-        body.fault("sha256", f"at most {MAX_ASKED} at once")
-    elif not all(_SHA256.fullmatch(digest) for digest in asked):
-        body.fault("sha256", "each must be 64 lower-case hex digits")
-    body.finish()
-    return shapes.MissingAnswer(missing=call.services.blobs.missing(asked))
-
-
-@content_routes.put(
-    "/blobs/{sha256}",
-    Operation(
-        "Store a blob",
-        answer=shapes.StoredBlob,
-        any_of=PUBLISH,
-        takes_bytes=True,
-        max_body=lambda services: services.bodies.blob,
-        refuses=("INVALID_SPEC", "RUNNER_HASH_MISMATCH", "STORAGE_FULL", "STORAGE_UNAVAILABLE"),
-    ),
-)
-def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
-    """The raw bytes; they are hashed, synced, read back and hashed again before this answers (E105)."""
-    if not _SHA256.fullmatch(sha256):
-        raise Refusal.of("INVALID_SPEC", "a blob is named by 64 lower-case hex digits", path="sha256")
-    assert call.stream is not None  # noqa: S101 - the operation takes bytes
-    try:
-        blob = call.services.blobs.put(call.stream, sha256=sha256)
-    except DigestMismatch as error:
-        raise Refusal.of("RUNNER_HASH_MISMATCH", str(error), path="sha256") from None
-    at = call.now
-    call.services.database.write(lambda c: queue.put_blobs(c, {blob.sha256: blob.size}, at=at))
-    return shapes.StoredBlob(sha256=blob.sha256, size=blob.size)
 
 
 @routes.post(

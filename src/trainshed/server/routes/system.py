@@ -120,6 +120,9 @@ def read_system(call: Call) -> shapes.System:
             "data_folder": shapes.DataFolder(
                 path=str(machine.data_dir), free_bytes=disk.free, total_bytes=disk.total
             ),
+            "content_store": shapes.ContentStore.model_validate(
+                {"kind": machine.content.scheme, "place": machine.content.place}
+            ),
             "nodes": views,
             "simulated": any(node.simulated for node in nodes),
             "enforcement": facts.get("enforcement", {}),

@@ -67,16 +67,3 @@ class Withdrawn(Shape):
 
     selector: str
     withdrawn: bool
-
-
-class MissingAnswer(Shape):
-    """Those of the digests asked for that are not stored."""
-
-    missing: list[str]
-
-
-class StoredBlob(Shape):
-    """A stored, verified blob."""
-
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    size: int

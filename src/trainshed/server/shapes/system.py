@@ -60,6 +60,13 @@ class DataFolder(Shape):
     total_bytes: int
 
 
+class ContentStore(Shape):
+    """Where blobs lie."""
+
+    kind: Literal["file", "s3", "gs", "az"]
+    place: str = Field(description="For people; holds no credentials.", examples=["s3://bucket/prefix"])
+
+
 class System(Shape):
     """What this server runs on and offers."""
 
@@ -67,6 +74,7 @@ class System(Shape):
     role: Literal["all", "api", "controller"]
     database: Literal["sqlite", "postgresql"]
     data_folder: DataFolder
+    content_store: ContentStore
     nodes: list[SystemNode]
     simulated: bool = Field(description="True: some GPUs exist only in the accounting.")
     enforcement: dict[str, str] = Field(description="How each limit is enforced, or `not enforced`.")

@@ -1,0 +1,212 @@
+"""Blobs: which are missing, storing one whole, storing a large one in parts (E105)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from trainshed.content.blobs import (
+    BlobNotFound,
+    BlobTooLarge,
+    DigestMismatch,
+    ReadBackMismatch,
+    StoreUnavailable,
+)
+from trainshed.content.uploads import OffsetMismatch, SizeMismatch, TooManyUploads, UploadBusy
+from trainshed.model.access import Permission
+from trainshed.model.errors import FaultList, Refusal
+from trainshed.server.bodies import Body
+from trainshed.server.documents import Param
+from trainshed.server.endpoints import Call, Operation, Routes
+from trainshed.server.shapes import blobs as shapes
+from trainshed.server.shapes import requests
+from trainshed.store import queue
+
+routes = Routes("content")
+
+PUBLISH = (Permission.RUNNER_PUBLISH, Permission.CONTENT_PUBLISH)
+MAX_ASKED = 10_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_COUNT = {"type": "integer", "minimum": 0}
+_OFFSET = Param("offset", _COUNT, "Where the part begins.", example=0, refuses=("INVALID_SPEC",))
+_SIZE = Param("size", _COUNT, "Bytes of the whole blob.", example=5_000_000_000, refuses=("INVALID_SPEC",))
+_STORING = (
+    "BLOB_BEING_DELETED",
+    "CONTENT_HASH_MISMATCH",
+    "INVALID_SPEC",
+    "STORAGE_FULL",
+    "STORAGE_UNAVAILABLE",
+)
+
+
+@routes.post(
+    "/blobs/missing",
+    Operation(
+        "Ask which blobs are not stored",
+        answer=shapes.MissingAnswer,
+        any_of=PUBLISH,
+        takes=requests.MissingBlobs,
+        max_body=lambda services: services.bodies.other,
+        refuses=("INVALID_SPEC", "STORAGE_UNAVAILABLE"),
+    ),
+)
+def ask_missing(call: Call) -> shapes.MissingAnswer:
+    """So that only what is new is uploaded. Those that are not named here are kept for now."""
+    body = Body(call.object())
+    body.known(["sha256"])
+    asked = body.words("sha256")
+    if "sha256" not in body.values:
+        body.fault("sha256", "is missing")
+    if len(asked) > MAX_ASKED:
+        body.fault("sha256", f"at most {MAX_ASKED} at once")
+    elif not all(_SHA256.fullmatch(digest) for digest in asked):
+        body.fault("sha256", "each must be 64 lower-case hex digits")
+    body.finish()
+    usable = _usable(call, list(dict.fromkeys(asked)))
+    # What is recorded and gone is asked for again, which heals it.
+    gone = set(call.services.blobs.missing(usable))
+    missing = [digest for digest in dict.fromkeys(asked) if digest not in usable or digest in gone]
+    return shapes.MissingAnswer(missing=missing, max_blob_bytes=call.services.bodies.blob)
+
+
+@routes.put(
+    "/blobs/{sha256}",
+    Operation(
+        "Store a blob",
+        answer=shapes.StoredBlob,
+        any_of=PUBLISH,
+        takes_bytes=True,
+        max_body=lambda services: services.bodies.blob,
+        refuses=_STORING,
+    ),
+)
+def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
+    """The raw bytes; they are hashed, synced, read back and hashed again before this answers (E105)."""
+    _check_name(sha256)
+    assert call.stream is not None  # noqa: S101 - the operation takes bytes
+    _refuse_going(call, sha256)
+    with _refusals():
+        blob = call.services.blobs.put(call.stream, sha256=sha256, size=call.stream.declared)
+    at = call.now
+    call.services.database.write(lambda c: queue.put_blobs(c, {blob.sha256: blob.size}, at=at))
+    return shapes.StoredBlob(sha256=blob.sha256, size=blob.size)
+
+
+@routes.get(
+    "/blobs/{sha256}/upload",
+    Operation(
+        "See how far an upload has come",
+        answer=shapes.BlobUpload,
+        any_of=PUBLISH,
+        refuses=("INVALID_SPEC", "STORAGE_UNAVAILABLE"),
+    ),
+)
+def read_upload(call: Call, sha256: str) -> shapes.BlobUpload:
+    """Where the next part of this blob begins; uploads of other projects do not count."""
+    _check_name(sha256)
+    if stored := _stored(call, sha256):
+        return stored
+    state = call.services.uploads.state(call.project, sha256)
+    return shapes.BlobUpload(sha256=sha256, offset=state.offset, size=state.size, stored=False)
+
+
+@routes.put(
+    "/blobs/{sha256}/upload",
+    Operation(
+        "Store a part of a blob",
+        answer=shapes.BlobUpload,
+        any_of=PUBLISH,
+        params=(_OFFSET, _SIZE),
+        takes_bytes=True,
+        max_body=lambda services: services.bodies.blob,
+        refuses=(*_STORING, "CONTENT_QUOTA_EXCEEDED", "UPLOAD_BUSY", "UPLOAD_OFFSET_MISMATCH"),
+    ),
+)
+def put_part(call: Call, sha256: str) -> shapes.BlobUpload:
+    """Raw bytes from `offset` on, at most as many as a blob that is sent whole; durable once answered.
+
+    The part that reaches `size` finishes the blob: its whole digest is proven and it is read back. Where that
+    takes long, `stored` is false; an empty part at `offset` = `size` waits on. Another offset than where the
+    upload ends is refused with the right one in `offset`. What nobody goes on with is removed after a day.
+    """
+    _check_name(sha256)
+    offset, size = _numbers(call)
+    assert call.stream is not None  # noqa: S101 - the operation takes bytes
+    stored = _stored(call, sha256)
+    if stored is None:
+        _refuse_going(call, sha256)
+        with _refusals():
+            state = call.services.uploads.append(call.project, sha256, call.stream, offset=offset, size=size)
+        stored = shapes.BlobUpload(sha256=sha256, offset=state.offset, size=state.size, stored=state.stored)
+    # What is not needed any more is taken all the same: its sender listens only afterwards.
+    while call.stream.read():
+        continue
+    return stored
+
+
+def _check_name(sha256: str) -> None:
+    if not _SHA256.fullmatch(sha256):
+        raise Refusal.of("INVALID_SPEC", "a blob is named by 64 lower-case hex digits", path="sha256")
+
+
+def _numbers(call: Call) -> tuple[int, int]:
+    faults, found = FaultList(), []
+    for name in ("offset", "size"):
+        text = call.query.get(name, "")
+        if _NUMBER.fullmatch(text):
+            found.append(int(text))
+        else:
+            faults.add(name, "INVALID_SPEC", f"`{name}` must be a whole number of bytes in the query")
+    if not faults and found[0] > found[1]:
+        faults.add("offset", "INVALID_SPEC", f"a part cannot begin behind the {found[1]} bytes of the blob")
+    faults.raise_if_any()
+    return found[0], found[1]
+
+
+def _usable(call: Call, names: list[str]) -> set[str]:
+    """Those that may be counted on, and that garbage collection leaves alone from now on."""
+    database, at = call.services.database, call.now
+    with database.read() as connection:
+        usable, stale = queue.untouched_blobs(connection, names, at=at)
+    return database.write(lambda c: queue.touch_blobs(c, names, at=at)) if stale else usable
+
+
+def _refuse_going(call: Call, sha256: str) -> None:
+    """What is stored now would go with the copy that is being removed."""
+    with call.services.database.read() as connection:
+        if queue.is_going(connection, sha256):
+            raise queue.blob_being_deleted(sha256)
+
+
+def _stored(call: Call, sha256: str) -> shapes.BlobUpload | None:
+    """The end of an upload that is not needed, as the blob is there."""
+    if not _usable(call, [sha256]):
+        return None
+    with suppress(BlobNotFound):
+        size = call.services.blobs.size(sha256)
+        return shapes.BlobUpload(sha256=sha256, offset=size, size=size, stored=True)
+    return None
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the store and the uploads raise, as the caller is told it."""
+    try:
+        yield
+    except ReadBackMismatch as error:
+        # Not the sender's fault: the storage is.
+        raise StoreUnavailable(str(error)) from error
+    except DigestMismatch as error:
+        raise Refusal.of("CONTENT_HASH_MISMATCH", str(error), path="sha256") from None
+    except OffsetMismatch as error:
+        raise Refusal.of("UPLOAD_OFFSET_MISMATCH", str(error), path="offset", offset=error.offset) from None
+    except (SizeMismatch, BlobTooLarge) as error:
+        raise Refusal.of("INVALID_SPEC", str(error), path="size") from None
+    except TooManyUploads as error:
+        raise Refusal.of("CONTENT_QUOTA_EXCEEDED", str(error)) from None
+    except UploadBusy as error:
+        busy = Refusal.of("UPLOAD_BUSY", str(error))
+        busy.retry_after = 1
+        raise busy from None

@@ -1,0 +1,109 @@
+"""Where this server's blobs lie: opened and proven at the start, asked again for ``/readyz``."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainshed.content.addresses import StoreAddress, open_impatiently, open_store
+from trainshed.content.blobs import Blob, BlobError, BlobStore, FolderBlobStore
+from trainshed.content.objects import ObjectBlobStore
+from trainshed.content.uploads import Uploads
+from trainshed.server.config import ContentSettings
+from trainshed.server.data_folder import DataFolder, write_fault
+from trainshed.store import queue
+from trainshed.store.database import Database
+
+_FOLDER_SECONDS = 1.0
+_STORE_SECONDS = 10.0
+"""Remote stores count what they are asked."""
+
+
+def open_blobs(settings: ContentSettings, folder: Path, stack: contextlib.ExitStack) -> BlobStore:
+    """The store of the settings, proven to be usable; ``stack`` closes it.
+
+    Raises `StoreUnavailable` and `StoreFull` with a sentence for the operator.
+    """
+    address = settings.address
+    if address.remote:
+        # A server that cannot reach its blobs shall say so within seconds.
+        quick = open_impatiently(address, folder)
+        stack.callback(quick.close)
+        quick.check()
+    opened = open_store(address, folder)
+    if isinstance(opened, ObjectBlobStore):
+        stack.callback(opened.close)
+    return opened
+
+
+def open_uploads(
+    settings: ContentSettings, folder: Path, blobs: BlobStore, database: Database, clock: Callable[[], float]
+) -> Uploads:
+    """What comes in parts lies where a local store takes it in without copying."""
+
+    def allow(sha256: str) -> None:
+        with database.read() as connection:
+            if queue.is_going(connection, sha256):
+                raise queue.blob_being_deleted(sha256)
+
+    def record(blob: Blob) -> None:
+        database.write(lambda c: queue.put_blobs(c, {blob.sha256: blob.size}, at=clock()))
+
+    return Uploads(
+        (blobs.root if isinstance(blobs, FolderBlobStore) else folder) / "uploads",
+        blobs,
+        allow=allow,
+        record=record,
+        max_bytes=settings.max_upload_bytes,
+        reserve_bytes=settings.upload_reserve_bytes,
+        clock=clock,
+    )
+
+
+class StorageChecks:
+    """Whether anything can be stored now. Anybody may ask, so what costs something is asked now and then."""
+
+    def __init__(self, folder: DataFolder, address: StoreAddress, blobs: BlobStore) -> None:
+        self._checks = {"storage": _Sometimes(lambda: _said(write_fault(folder)), _FOLDER_SECONDS)}
+        if address.remote:
+            quick = open_impatiently(address, folder.content)
+            self._checks["content"] = _Sometimes(lambda: _content_fault(quick), _STORE_SECONDS)
+        elif address.url is not None:
+            self._checks["content"] = _Sometimes(lambda: _content_fault(blobs), _FOLDER_SECONDS)
+
+    def __call__(self) -> Mapping[str, str]:
+        return {name: check() for name, check in self._checks.items()}
+
+
+class _Sometimes:
+    """The newest answer to a question that is asked once in so many seconds."""
+
+    def __init__(self, ask: Callable[[], str], seconds: float) -> None:
+        self._ask = ask
+        self._seconds = seconds
+        self._guard = threading.Lock()
+        self._answer = "ok"
+        self._asked_at = float("-inf")
+
+    def __call__(self) -> str:
+        with self._guard:
+            now = time.monotonic()
+            if now - self._asked_at >= self._seconds:
+                self._answer = self._ask()
+                self._asked_at = now
+            return self._answer
+
+
+def _said(fault: str | None) -> str:
+    return "ok" if fault is None else f"cannot be written: {fault}"
+
+
+def _content_fault(blobs: BlobStore) -> str:
+    try:
+        blobs.check()
+    except BlobError as error:
+        return f"cannot be used: {error}"
+    return "ok"
