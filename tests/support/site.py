@@ -29,14 +29,15 @@ from trainshed.model.resources import Amounts, Gpu, Node
 from trainshed.model.states import AllocationState, State
 from trainshed.policy.effective import ServerPolicy
 from trainshed.server.app import create_app
+from trainshed.server.config import ContentSettings
 from trainshed.server.cursors import CursorSeal
 from trainshed.server.first_start import prepare
-from trainshed.server.config import ContentSettings
 from trainshed.server.follow import JobWatch
 from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import DEFAULT_RATES, RateLimiter
 from trainshed.server.metrics import HttpMetrics
 from trainshed.server.services import BodyLimits, Machine, Services
+from trainshed.server.storage import open_uploads
 from trainshed.server.waiting import QueueReader
 from trainshed.store import access, attempts, jobs, moves, settings
 from trainshed.store.attempts import End, Start
@@ -137,23 +138,23 @@ def open_site(
     clock = Clock()
     data.mkdir(exist_ok=True)
     blobs = FolderBlobStore(data / "content")
+    uploads = open_uploads(ContentSettings(), data / "content", blobs, database, clock)
     instance = prepare(database, blobs, data / "owner.key", clock, IDS)
     text = encode_nodes(nodes())
     database.write(lambda c: settings.put(c, settings.NODES, text))
     if registries is not None:
         database.write(lambda c: settings.put(c, settings.MACHINE, json.dumps({"images": None})))
-    uploads = open_uploads(ContentSettings(), data / "content", blobs, database, clock)
     images = registries and ImageFreezer(database, registries)
     woken: list[bool] = []
     services = Services(
         database=database,
         blobs=blobs,
+        uploads=uploads,
         accept=Acceptance(database, blobs, policy or ServerPolicy(), clock, IDS, images).accept,
         log_files=lambda attempt_id: log_files(data / "local", attempt_id),
         wake=lambda: woken.append(True),
         machine=Machine("all", data),
         seal=CursorSeal(instance),
-        uploads=uploads,
         watch=JobWatch(database, alone=alone),
         keys=KeyWatch(database, clock),
         queue=QueueReader(),
@@ -208,7 +209,7 @@ def finish(
     artifacts: Mapping[str, bytes] | None = None,
     usage: Mapping[str, float] | None = None,
 ) -> None:
-    """End a running Trial: outputs stored and Checkpoints among them registered, everything released."""
+    """End a running Trial: outputs stored, everything released."""
     at = site.clock()
     rows = []
     for name, content in (artifacts or {}).items():
@@ -228,6 +229,7 @@ def finish(
     values: dict[str, Any] = {"exit_code": exit_code, "output_status": "complete" if rows else "none"}
     if exit_code:
         values |= {"error_code": "EXIT_CODE", "error_message": f"exit code {exit_code}"}
+
 
     def change(connection: Connection) -> None:
         attempts.end_all(connection, [End(attempt_id, at, "exit", exit_code=exit_code, usage=usage)])

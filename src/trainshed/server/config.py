@@ -13,8 +13,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from trainshed.engines.local import DEFAULT_USER, Isolation
 from trainshed.content.addresses import StoreAddress
+from trainshed.engines.local import DEFAULT_USER, Isolation
 from trainshed.model.images import DOCKER_HUB, RegistryRules, host_fault, parse_mirror, place_fault
 from trainshed.policy.effective import ServerPolicy
 from trainshed.server.limits import Action, Rate
@@ -143,29 +143,6 @@ class ImageSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """All settings that a file can hold."""
-
-    http: HttpSettings = field(default_factory=HttpSettings)
-    rates: RateSettings = field(default_factory=RateSettings)
-    access: AccessSettings = field(default_factory=AccessSettings)
-    logs: LogSettings = field(default_factory=LogSettings)
-    trials: TrialSettings = field(default_factory=TrialSettings)
-    engine: EngineSettings = field(default_factory=EngineSettings)
-    images: ImageSettings = field(default_factory=ImageSettings)
-
-    @property
-    def bodies(self) -> BodyLimits:
-        return BodyLimits(
-            submission=self.http.max_submission_bytes,
-            revision=self.http.max_revision_bytes,
-            blob=self.http.max_blob_bytes,
-        )
-
-    @property
-    def limits(self) -> dict[Action, Rate]:
-        return {
-@dataclass(frozen=True, slots=True)
 class ContentSettings:
     """``[content]``: where blobs lie. Credentials of remote stores come from the environment alone (P9)."""
 
@@ -193,6 +170,30 @@ class ContentSettings:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings that a file can hold."""
+
+    http: HttpSettings = field(default_factory=HttpSettings)
+    rates: RateSettings = field(default_factory=RateSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
+    trials: TrialSettings = field(default_factory=TrialSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    images: ImageSettings = field(default_factory=ImageSettings)
+    content: ContentSettings = field(default_factory=ContentSettings)
+
+    @property
+    def bodies(self) -> BodyLimits:
+        return BodyLimits(
+            submission=self.http.max_submission_bytes,
+            revision=self.http.max_revision_bytes,
+            blob=self.http.max_blob_bytes,
+        )
+
+    @property
+    def limits(self) -> dict[Action, Rate]:
+        return {
             action: Rate(per_second, max(1.0, 2 * per_second))
             for action, per_second in (
                 (Action.READ, self.rates.reads),
@@ -204,7 +205,6 @@ class ContentSettings:
     @property
     def registries(self) -> RegistryRules:
         """Which registries there are, for whoever asks them and for whoever pulls from them."""
-    content: ContentSettings = field(default_factory=ContentSettings)
         default = self.images.default_registry
         return RegistryRules(
             default_registry=default,
@@ -267,6 +267,8 @@ def parse(document: Mapping[str, Any]) -> Config:
             faults.append(f"{name}: must be a table, as in [{name}]")
             continue
         found[name] = _section(name, _kind_of(section), table, faults)
+    if content := found.get("content"):
+        faults += [f"content.{key}: {said}" for key, said in content.address.faults()]
     if not faults:
         config = Config(**found)
         if config.trials.timeout_seconds <= config.trials.max_timeout_seconds:
@@ -290,8 +292,6 @@ def _section(name: str, kind: type, table: Mapping[str, Any], faults: list[str])
     _unknown(f"{name}.", table, known, faults)
     hints = get_type_hints(kind)
     values = {}
-    if content := found.get("content"):
-        faults += [f"content.{key}: {said}" for key, said in content.address.faults()]
     for key in table.keys() & known.keys():
         fault = _fault(table[key], _options(hints[key]), known[key].metadata)
         if fault:

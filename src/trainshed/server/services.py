@@ -39,9 +39,9 @@ class Machine:
 
     role: str
     data_dir: Path
-
     content: StoreAddress = field(default_factory=StoreAddress)
     """Where blobs lie."""
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -49,8 +49,8 @@ class Services:
 
     database: Database
     blobs: BlobStore
-    accept: Callable[[Principal, Any], tuple[str, bool]]
     uploads: Uploads
+    accept: Callable[[Principal, Any], tuple[str, bool]]
     """Takes a decoded submission; answers the Job's id and whether it is new (see ``control.accept``)."""
     log_files: Callable[[str], LogFiles]
     """Where the frames of an Attempt's output lie."""

@@ -31,6 +31,7 @@ from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics, gpu_metrics
 from trainshed.server.services import Machine, Services
+from trainshed.server.storage import StorageChecks, open_blobs, open_uploads
 from trainshed.server.waiting import QueueReader
 from trainshed.store import settings
 from trainshed.store.database import Database, DatabaseFull
@@ -98,10 +99,10 @@ def build(
             _publish_machine(database, engine, isolation)
             host = _host(config, database, engine, blobs, ids)
             stack.callback(host.stop)
-        services = Services(
-            database=database,
         uploads = open_uploads(config.content, folder.content, blobs, database, clock)
         stack.callback(uploads.close)
+        services = Services(
+            database=database,
             blobs=blobs,
             uploads=uploads,
             accept=Acceptance(database, blobs, policy, clock, ids, images).accept,  # type: ignore[arg-type]  # it reads local files
