@@ -17,6 +17,7 @@ from schemathesis import GenerationMode, checks
 from schemathesis.python import asgi
 from starlette.types import ASGIApp
 
+from support.lora import adapter
 from support.site import Site, finish, open_site, put_output, start, trials
 from trainshed.store.database import Database
 
@@ -55,18 +56,20 @@ CHECKS = [
 
 
 def seed(site: Site) -> dict[str, str]:
-    """A finished Job with a log and an Artifact; path parameters that name what exists."""
+    """A finished Job with a log, an Artifact and a Checkpoint; path parameters that name what exists."""
     job = site.submit("seed")
     (trial,) = trials(site, job["job_id"])
     attempt = start(site, trial)
     put_output(site, attempt, [(1, b"line\n"), (2, b"\xff\n")])
-    finish(site, trial, attempt, artifacts={"outputs/a.txt": b"artifact"})
-    (artifact,) = site.get(f"/v1/trials/{trial.id}/artifacts").json()["items"]
+    finish(site, trial, attempt, artifacts={"outputs/a.txt": b"artifact", **adapter("outputs")})
+    artifact, *_ = site.get(f"/v1/trials/{trial.id}/artifacts").json()["items"]
+    (checkpoint,) = site.get("/v1/job/checkpoints").json()["items"]
     (runner,) = site.get("/v1/runners").json()["items"]
     return {
         "job_id": job["job_id"],
         "trial_id": trial.id,
         "artifact_id": artifact["artifact_id"],
+        "checkpoint_id": checkpoint["checkpoint_id"],
         "namespace": "envloop",
         "name": "bash",
         "revision": "main",

@@ -18,8 +18,10 @@ from starlette.types import ASGIApp
 
 from support.rows import IDS, allocation
 from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.outputs import CollectedFile
 from trainshed.content.registry import RegistryClient
 from trainshed.control.accept import Acceptance
+from trainshed.control.checkpoints import CheckpointFinder, register
 from trainshed.control.fleet import encode_nodes
 from trainshed.control.images import ImageFreezer
 from trainshed.engines.local import log_files
@@ -37,6 +39,7 @@ from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import DEFAULT_RATES, RateLimiter
 from trainshed.server.metrics import HttpMetrics
 from trainshed.server.services import BodyLimits, Machine, Services
+from trainshed.server.signed_urls import SignedUrls, ensure_secret
 from trainshed.server.storage import open_uploads
 from trainshed.server.waiting import QueueReader
 from trainshed.store import access, attempts, jobs, moves, settings
@@ -133,6 +136,7 @@ def open_site(
     policy: ServerPolicy | None = None,
     registries: RegistryClient | None = None,
     alone: bool = False,
+    public_url: str | None = None,
 ) -> Iterator[Site]:
     """A site; with ``registries`` its engine is one that runs images."""
     clock = Clock()
@@ -155,6 +159,7 @@ def open_site(
         wake=lambda: woken.append(True),
         machine=Machine("all", data),
         seal=CursorSeal(instance),
+        urls=SignedUrls(ensure_secret(database), 900.0, public_url),
         watch=JobWatch(database, alone=alone),
         keys=KeyWatch(database, clock),
         queue=QueueReader(),
@@ -209,11 +214,13 @@ def finish(
     artifacts: Mapping[str, bytes] | None = None,
     usage: Mapping[str, float] | None = None,
 ) -> None:
-    """End a running Trial: outputs stored, everything released."""
+    """End a running Trial: outputs stored and Checkpoints among them registered, everything released."""
     at = site.clock()
     rows = []
+    files = []
     for name, content in (artifacts or {}).items():
         blob = site.services.blobs.put(io.BytesIO(content))
+        files.append(CollectedFile(name, blob.size, blob.sha256))
         rows.append(
             {
                 "id": IDS.artifact(),
@@ -230,6 +237,7 @@ def finish(
     if exit_code:
         values |= {"error_code": "EXIT_CODE", "error_message": f"exit code {exit_code}"}
 
+    findings = CheckpointFinder(site.services.database, site.services.blobs).look(trial, files, lambda: False)
 
     def change(connection: Connection) -> None:
         attempts.end_all(connection, [End(attempt_id, at, "exit", exit_code=exit_code, usage=usage)])
@@ -238,6 +246,8 @@ def finish(
         moves.put_artifacts(connection, trial.id, rows)
         stored = [Move(trial, State.COLLECTING, last, last.upper(), "Ended.", values)]
         moves.apply(connection, stored, at=at, actor="controller")
+        if findings is not None:
+            register(connection, trial, attempt_id, findings, IDS, at=at)
         held = jobs.allocations_of(connection, [trial.id])[trial.id][-1]
         released = {"released_at": at, "evidence": "{}"}
         attempts.set_allocation(connection, held.id, AllocationState.RELEASED, released)

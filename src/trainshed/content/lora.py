@@ -29,7 +29,7 @@ MAX_METRICS_BYTES = 1 << 20
 MAX_STATE_BYTES = 16 << 20
 MAX_ADAPTERS = 256
 """Folders of one Trial that are looked at."""
-MAX_FILES = 4096
+MAX_FILES = 2048
 """Files of one adapter."""
 MAX_BASE_MODEL_CHARS = 1024
 MAX_RANK = 2**31 - 1

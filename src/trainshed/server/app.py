@@ -22,6 +22,7 @@ from trainshed.server.routes import (
     admin,
     artifacts,
     blobs,
+    checkpoints,
     contents,
     datasets,
     job_events,
@@ -38,17 +39,21 @@ from trainshed.server.services import Services
 
 _METHOD_NOT_ALLOWED = 405
 _JOB_ROUTES = (jobs.routes, job_events.routes, logs.routes)
+# Before the Jobs' own: no Job is called `checkpoints`.
+_CHECKPOINTS = (checkpoints.routes,)
 _ROUTES = (
+    ("/v1/jobs/checkpoints", _CHECKPOINTS),
+    ("/v1/job/checkpoints", _CHECKPOINTS),
     ("/v1/jobs", _JOB_ROUTES),
     ("/v1/job", _JOB_ROUTES),
-    ("/v1/trials", (trials.routes, artifacts.routes, logs.trial_routes)),
+    ("/v1/trials", (trials.routes, artifacts.routes, checkpoints.trial_routes, logs.trial_routes)),
     ("/v1/runners", (runners.routes, publishing.routes)),
     ("/v1/content", (blobs.routes,)),
     ("/v1/content/plugins", (plugins.routes,)),
     ("/v1/content", (contents.routes,)),
     ("/v1/datasets", (datasets.routes,)),
     ("/v1/admin", (admin.routes,)),
-    ("/v1", (project.routes, system.routes)),
+    ("/v1", (project.routes, system.routes, checkpoints.download_routes, checkpoints.operation_routes)),
 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 from trainshed.content.addresses import StoreAddress
 from trainshed.engines.local import DEFAULT_USER, Isolation
@@ -40,6 +41,17 @@ def _registry_fault(text: str) -> str | None:
     return host_fault(text) if text else None
 
 
+def _public_url_fault(text: str) -> str | None:
+    try:
+        url = urlsplit(text)
+        usable = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:
+        usable = False
+    if usable and text.isprintable() and not set(" @?#\\") & set(text):
+        return None
+    return "must be like https://train.example.org: http or https, without user, query and fragment"
+
+
 def _mirror_fault(text: str) -> str | None:
     try:
         parse_mirror(text, DOCKER_HUB)
@@ -58,6 +70,17 @@ class HttpSettings:
     shutdown_seconds: float = _setting(
         10.0, "How long requests may still run after SIGTERM.", least=0, most=600
     )
+    public_url: str | None = _setting(
+        None, "How clients reach this server; unset, as each request did.", check=_public_url_fault
+    )
+    download_url_seconds: float = _setting(
+        900.0, "How long a signed download URL is good.", least=1, most=7 * 86_400
+    )
+
+    @property
+    def base_url(self) -> str | None:
+        """`public_url` without a slash at its end."""
+        return self.public_url.rstrip("/") if self.public_url else None
 
 
 @dataclass(frozen=True, slots=True)

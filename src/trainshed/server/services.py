@@ -18,6 +18,7 @@ from trainshed.server.follow import JobWatch
 from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics
+from trainshed.server.signed_urls import SignedUrls
 from trainshed.server.waiting import QueueReader
 from trainshed.store.database import Database
 
@@ -58,6 +59,7 @@ class Services:
     """Tells the controller of this process, if there is one, that there is work. Only a hint."""
     machine: Machine
     seal: CursorSeal
+    urls: SignedUrls
     watch: JobWatch
     keys: KeyWatch
     queue: QueueReader

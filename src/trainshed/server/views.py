@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainshed.model.checkpoints import checkpoint_uri
 from trainshed.model.states import E_TRIAL_WORDS, TERMINAL, WAITING, AllocationState, State
 from trainshed.server.shapes import jobs as shapes
 from trainshed.server.shapes.common import Reason, iso, iso_or_none
 from trainshed.server.waiting import QueueReader
 from trainshed.store import jobs as store
 from trainshed.store.database import Connection
-from trainshed.store.records import Allocation, Artifact, Attempt, Event, Job, Trial, decoded
+from trainshed.store.records import Allocation, Artifact, Attempt, Checkpoint, Event, Job, Trial, decoded
 
 
 class Views:
@@ -70,9 +71,20 @@ def _job(row: Job, rows: Sequence[Trial], trials: list[shapes.Trial]) -> shapes.
     )
 
 
-def job_result(job: shapes.Job) -> shapes.JobResult:
-    """A Job with its Checkpoints. Runner outputs become Artifacts, never Checkpoints by themselves (E74)."""
-    return shapes.JobResult(**{name: getattr(job, name) for name in shapes.Job.model_fields}, checkpoints=[])
+def job_result(job: shapes.Job, checkpoints: Sequence[Checkpoint]) -> shapes.JobResult:
+    """A Job with its Checkpoints (E109); outputs that are none stay Artifacts (E74, E108)."""
+    found = [
+        shapes.CheckpointRef(
+            checkpoint_id=row.id,
+            trial_id=row.trial_id,
+            uri=checkpoint_uri(row.job_id, row.id),
+            durable=True,
+        )
+        for row in checkpoints
+    ]
+    return shapes.JobResult(
+        **{name: getattr(job, name) for name in shapes.Job.model_fields}, checkpoints=found
+    )
 
 
 def _trial(
@@ -98,6 +110,8 @@ def _trial(
         entrypoint=entrypoint,
         command=row.command,
         profile=decoded(row.profile),
+        profile_sha256=row.profile_sha256,
+        resume_from=row.resume_from,
         exit_code=row.exit_code,
         exit_signal=row.exit_signal,
         output_status=row.output_status.value,
@@ -183,6 +197,8 @@ def snapshot(row: Trial, files: Sequence[Mapping[str, Any]]) -> shapes.TrialSnap
         outputs=row.output_patterns,
         tags=row.tag_map,
         profile=decoded(row.profile),
+        profile_sha256=row.profile_sha256,
+        resume_from=row.resume_from,
         files=[shapes.TreeFile(**file) for file in files],
     )
 

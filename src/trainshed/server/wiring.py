@@ -31,6 +31,7 @@ from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics, gpu_metrics
 from trainshed.server.services import Machine, Services
+from trainshed.server.signed_urls import SignedUrls, ensure_secret
 from trainshed.server.storage import StorageChecks, open_blobs, open_uploads
 from trainshed.server.waiting import QueueReader
 from trainshed.store import settings
@@ -110,6 +111,7 @@ def build(
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
             seal=CursorSeal(instance),
+            urls=SignedUrls(ensure_secret(database), config.http.download_url_seconds, config.http.base_url),
             watch=JobWatch(database, alone=role == "all" and database.dialect == "sqlite"),
             keys=KeyWatch(database, clock),
             queue=QueueReader(),

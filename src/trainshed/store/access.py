@@ -18,6 +18,7 @@ _KEY = select(keys)
 # Every request asks these; building a statement costs several times what running it does.
 _PROJECT_BY_ID = _PROJECT.where(projects.c.id == bindparam("project"))
 _ALL_PROJECTS = _PROJECT.order_by(projects.c.id)
+_KEY_VALIDITY = select(keys.c.revoked_at, keys.c.expires_at).where(keys.c.id == bindparam("key"))
 _KEY_BY_HASH = _KEY.where(keys.c.hash == bindparam("presented"))
 
 
@@ -106,6 +107,12 @@ def remove_member(connection: Connection, project_id: str, user: str, *, at: flo
 
 def insert_key(connection: Connection, key: Key) -> None:
     connection.execute(insert(keys).values(**{c.name: getattr(key, c.name) for c in keys.c}))
+
+
+def is_valid(connection: Connection, key_id: str, *, at: float) -> bool:
+    """Whether a key is there, not revoked and not expired."""
+    row = connection.execute(_KEY_VALIDITY, {"key": key_id}).first()
+    return row is not None and row.revoked_at is None and (row.expires_at is None or at < row.expires_at)
 
 
 def list_keys(connection: Connection, project_id: str) -> list[Key]:

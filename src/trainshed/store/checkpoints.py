@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Select, bindparam, exists, insert, select, update
+from sqlalchemy import BindParameter, Connection, Select, bindparam, exists, func, insert, select, update
 
 from trainshed.model.errors import Refusal
 from trainshed.model.states import TERMINAL, State
@@ -26,6 +26,11 @@ _FILES_OF = (
     select(checkpoint_files)
     .where(checkpoint_files.c.checkpoint_id.in_(_WANTED))
     .order_by(checkpoint_files.c.checkpoint_id, checkpoint_files.c.name)
+)
+_COUNTS = (
+    select(checkpoint_files.c.checkpoint_id, func.count())
+    .where(checkpoint_files.c.checkpoint_id.in_(_WANTED))
+    .group_by(checkpoint_files.c.checkpoint_id)
 )
 _ANY = select(checkpoints).where(
     checkpoints.c.id == bindparam("checkpoint"), checkpoints.c.project_id == bindparam("project")
@@ -112,6 +117,12 @@ def files_of_all(connection: Connection, checkpoint_ids: Collection[str]) -> dic
         for row in connection.execute(_FILES_OF, {"wanted": list(checkpoint_ids)}):
             found[row.checkpoint_id].append(CheckpointFile(*row))
     return found
+
+
+def count_files(connection: Connection, checkpoint_ids: Collection[str]) -> dict[str, int]:
+    """How many files each of these Checkpoints has."""
+    rows = connection.execute(_COUNTS, {"wanted": list(checkpoint_ids)}) if checkpoint_ids else ()
+    return {row[0]: row[1] for row in rows}
 
 
 def find_file(connection: Connection, checkpoint_id: str, name: str) -> CheckpointFile | None:

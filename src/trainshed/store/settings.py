@@ -12,6 +12,15 @@ PLACEMENT = "placement"
 NODES = "nodes"
 """The engine's nodes as the controller sees them, as JSON."""
 
+GARBAGE_REQUEST = "garbage_request"
+"""Who asked last for garbage to be collected, as JSON (written by doors, read by the controller)."""
+GARBAGE_REPORT = "garbage_report"
+"""What the newest pass of the garbage collector did, as JSON."""
+GARBAGE_SWEPT = "garbage_swept"
+"""When the store itself was last looked through for bytes that no row knows, in Unix seconds."""
+URL_SECRET = "url_secret"  # noqa: S105 - the name of a setting, no secret
+"""With what download URLs are signed, in hex; without the row all that were issued are worth nothing."""
+
 MACHINE = "machine"
 """How the controller's machine enforces limits and isolates Trials, as JSON."""
 

@@ -79,12 +79,20 @@ def download_artifact(call: Call, trial_id: str, artifact_id: str) -> Response:
         raise Refusal.of(
             "ARTIFACT_NOT_READY", f"its upload_state is `{artifact.upload_state}`", path="artifact_id"
         )
+    return stored_file(call, sha256, artifact.name, "Artifact")
+
+
+def stored_file(call: Call, sha256: str, path: str, noun: str) -> Response:
+    """The bytes of a stored file, or the range of them that is asked for, under its name.
+
+    Raises `Refusal` ``STORAGE_UNAVAILABLE`` where the bytes of this ``noun`` are missing.
+    """
     blobs = call.services.blobs
     try:
         size = blobs.size(sha256)
     except BlobNotFound:
-        raise Refusal.of("STORAGE_UNAVAILABLE", "the stored bytes of this Artifact are missing") from None
-    name = quote(artifact.name.rsplit("/", 1)[-1])
+        raise Refusal.of("STORAGE_UNAVAILABLE", f"the stored bytes of this {noun} are missing") from None
+    name = quote(path.rsplit("/", 1)[-1])
     return download(
         call.request.headers,
         sha256=sha256,

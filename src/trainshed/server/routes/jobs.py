@@ -13,6 +13,7 @@ from trainshed.server.shapes import jobs as shapes
 from trainshed.server.shapes import requests
 from trainshed.server.shapes.common import Page
 from trainshed.server.views import Views, job_result
+from trainshed.store import checkpoints
 from trainshed.store import jobs as store
 from trainshed.store.database import Connection
 
@@ -124,28 +125,6 @@ def list_training_models(call: Call) -> shapes.TrainingModels:
     return shapes.TrainingModels(items=[])
 
 
-@routes.get(
-    "/checkpoints",
-    Operation("List Checkpoints", answer=Page[shapes.Checkpoint], any_of=READ, params=(CURSOR, LIMIT)),
-)
-def list_checkpoints(call: Call) -> Page[shapes.Checkpoint]:
-    """No Runner output becomes a Checkpoint by itself (E74): always empty."""
-    page_limit(call.query)
-    open_cursor(call.services.seal, "checkpoints", call.query)
-    return Page(items=[])
-
-
-@routes.get(
-    "/checkpoints/download",
-    Operation(
-        "Download a Checkpoint", answer=shapes.Checkpoint, any_of=READ, refuses=("CHECKPOINT_NOT_FOUND",)
-    ),
-)
-def download_checkpoint(call: Call) -> Page[shapes.Checkpoint]:
-    """This server holds no Checkpoints."""
-    raise Refusal.of("CHECKPOINT_NOT_FOUND", "there is no such Checkpoint", path="path")
-
-
 @routes.get("/{job_id}", Operation("Read a Job", answer=shapes.Job, any_of=READ, refuses=("JOB_NOT_FOUND",)))
 def read_job(call: Call, job_id: str) -> shapes.Job:
     """A Job with its Trials as they are now."""
@@ -159,7 +138,9 @@ def read_job(call: Call, job_id: str) -> shapes.Job:
 )
 def read_job_result(call: Call, job_id: str) -> shapes.JobResult:
     """The Job and its Checkpoints; while it runs, the current state."""
-    return job_result(read_job(call, job_id))
+    with call.services.database.read() as connection:
+        job = views(call, connection).job(store.get_job(connection, call.project, job_id))
+        return job_result(job, checkpoints.of_job(connection, job_id))
 
 
 @routes.post(

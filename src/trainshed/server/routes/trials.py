@@ -108,22 +108,6 @@ def list_metrics(call: Call, trial_id: str) -> Page[shapes.Metric]:
     return Page(items=[])
 
 
-@routes.get(
-    "/{trial_id}/checkpoints",
-    Operation(
-        "List a Trial's Checkpoints",
-        answer=Page[shapes.Checkpoint],
-        any_of=READ,
-        params=(CURSOR, LIMIT),
-        refuses=_NOT_FOUND,
-    ),
-)
-def list_trial_checkpoints(call: Call, trial_id: str) -> Page[shapes.Checkpoint]:
-    """No Runner output becomes a Checkpoint by itself (E74): always empty."""
-    _check_page(call, trial_id)
-    return Page(items=[])
-
-
 @routes.post(
     "/{trial_id}/stop",
     Operation("Stop a Trial", answer=shapes.Trial, any_of=(Permission.TRAINING_STOP,), refuses=_NOT_FOUND),

@@ -111,7 +111,9 @@ class Trial(Shape):
     timeout_seconds: int
     entrypoint: Literal["main.sh", "main.py"]
     command: str | None
-    profile: dict[str, Any] | None = None
+    profile: dict[str, Any] | None = Field(None, description="The frozen Job Profile.")
+    profile_sha256: str | None = Field(None, description="SHA-256 of its canonical JSON.")
+    resume_from: str | None = Field(description="The Checkpoint that it resumes from.")
     exit_code: int | None
     exit_signal: int | None
     output_status: OutputWord
@@ -158,8 +160,8 @@ class Job(Shape):
     training: Training
 
 
-class Checkpoint(Shape):
-    """A durable state that a Trial produced."""
+class CheckpointRef(Shape):
+    """A durable state that a Trial produced; the list of Checkpoints tells more."""
 
     checkpoint_id: str
     trial_id: str
@@ -170,7 +172,7 @@ class Checkpoint(Shape):
 class JobResult(Job):
     """A Job with its Checkpoints; answers the current state while it runs."""
 
-    checkpoints: list[Checkpoint]
+    checkpoints: list[CheckpointRef]
 
 
 class TreeFile(Shape):
@@ -197,7 +199,11 @@ class TrialSnapshot(Shape):
     params: dict[str, Any]
     outputs: list[str]
     tags: dict[str, str]
-    profile: dict[str, Any] | None
+    profile: dict[str, Any] | None = Field(description="What the Runner reads, wholly.")
+    profile_sha256: str | None = Field(
+        description="SHA-256 of the profile's canonical JSON, the file that the program reads."
+    )
+    resume_from: str | None = Field(description="The Checkpoint that it resumes from.")
     files: list[TreeFile]
 
 
