@@ -14,10 +14,13 @@ from trainshed.policy import (
     Again,
     EffectiveResources,
     Ending,
+    Outcome,
     RetryPolicy,
     WaitCode,
     access_revoked,
+    after_failed_pull,
     after_failed_start,
+    content_revoked,
     outcome,
 )
 
@@ -162,6 +165,31 @@ def test_pauses_are_bounded_however_often_a_start_failed(failures, bound):
         assert 1000.0 < found.not_before <= 1060.0
     else:
         assert failures >= bound
+
+
+def failed_pull(failures, retries):
+    return after_failed_pull(failures=failures, error="no route", pull_retries=retries, now=1000.0)
+
+
+def test_C38_a_failed_pull_is_repeated_as_often_as_configured():
+    first = failed_pull(1, 0)
+    assert (first.state, first.error_code) == (State.FAILED, "IMAGE_PULL_FAILED")
+    assert "no route" in first.message
+    assert [type(failed_pull(number, 2)) for number in (1, 2, 3)] == [Again, Again, Outcome]
+    assert "of at most 3" in failed_pull(1, 2).message
+
+
+@given(st.integers(1, 10**6))
+def test_C38_minus_one_repeats_for_ever_with_bounded_pauses(failures):
+    found = failed_pull(failures, -1)
+    assert isinstance(found, Again)
+    assert 1000.0 < found.not_before <= 1060.0
+
+
+def test_A2_revoked_content_ends_a_waiting_trial_as_it_is_refused_at_submission():
+    found = content_revoked("envloop://datasets/a/b@1")
+    assert (found.state, found.error_code) == (State.FAILED, "ACCESS_DENIED")
+    assert "envloop://datasets/a/b@1" in found.message
 
 
 def test_A2_revoked_access_ends_a_waiting_trial():

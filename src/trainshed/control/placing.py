@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trainshed.control import metrics
 from trainshed.control.accept import project_account, project_limits
 from trainshed.control.crashpoints import Point, reach
+from trainshed.control.profiles import revoked_content
 from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Node
 from trainshed.model.states import AllocationState, OutputStatus, State
@@ -19,12 +20,12 @@ from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.estimate import forecast
 from trainshed.policy.placement import Decision, PassRules, Placement, Project, place
 from trainshed.policy.reasons import make_board, to_json
-from trainshed.policy.retry import access_revoked
+from trainshed.policy.retry import Outcome, access_revoked, content_revoked
 from trainshed.policy.waiting import Queue, TrialClass
-from trainshed.store import access, attempts, moves, queue, runners, settings
+from trainshed.store import access, attempts, jobs, moves, queue, runners, settings
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
-from trainshed.store.records import Allocation, Trial
+from trainshed.store.records import Allocation, Trial, TrialContent
 
 _ACTOR = "controller"
 _PAGE = 5000
@@ -240,25 +241,38 @@ class Placer:
     def _still_allowed(
         self, connection: Connection, placements: Sequence[Placement]
     ) -> tuple[list[tuple[Trial, Placement]], list[Move]]:
-        """Access is checked again when a Trial would start (A2)."""
+        """Access is checked again when a Trial would start (A2), to what a profile froze as well."""
         known: dict[tuple[str, str, str], bool] = {}
+        revoked: dict[tuple[str, ...], str | None] = {}
         candidates, refused = [], []
-        for placement in placements:
-            trial = self._trials[placement.trial_id]
-            content = (trial.project_id, trial.runner, trial.revision)
-            if content not in known:
-                known[content] = runners.still_readable(connection, *content)
-            if known[content]:
+        trials = [(self._trials[placement.trial_id], placement) for placement in placements]
+        profiled = [trial.id for trial, _ in trials if trial.profile is not None]
+        contents = jobs.contents_of(connection, profiled) if profiled else {}
+        for trial, placement in trials:
+            runner = (trial.project_id, trial.runner, trial.revision)
+            if runner not in known:
+                known[runner] = runners.still_readable(connection, *runner)
+            if not known[runner]:
+                refused.append(_refusal(trial, access_revoked(trial.selector)))
+            elif gone := self._revoked(connection, trial, contents.get(trial.id, ()), revoked):
+                refused.append(_refusal(trial, content_revoked(gone)))
+            else:
                 candidates.append((trial, placement))
-                continue
-            end = access_revoked(trial.selector)
-            values = {
-                "error_code": end.error_code,
-                "error_message": end.message,
-                "output_status": OutputStatus.NONE,
-            }
-            refused.append(Move(trial, State.QUEUED, end.state, "RUNNER_NOT_FOUND", end.message, values))
         return candidates, refused
+
+    @staticmethod
+    def _revoked(
+        connection: Connection,
+        trial: Trial,
+        frozen: Sequence[TrialContent],
+        known: dict[tuple[str, ...], str | None],
+    ) -> str | None:
+        """What of these contents the project may not use any more; equal Trials are asked about once."""
+        key = (trial.project_id, *(f"{each.kind}/{each.name}@{each.manifest_sha256}" for each in frozen))
+        if key not in known:
+            gone = revoked_content(connection, trial.project_id, frozen)
+            known[key] = f"envloop://{gone.kind}/{gone.name}@{gone.version}" if gone else None
+        return known[key]
 
     def _allocation(self, trial: Trial, placement: Placement, simulated: bool, now: float) -> Allocation:  # noqa: FBT001 - a column
         return Allocation(
@@ -283,6 +297,16 @@ class Placer:
             tries=0,
             evidence=None,
         )
+
+
+def _refusal(trial: Trial, end: Outcome) -> Move:
+    """The move of a waiting Trial that may not start any more."""
+    values = {
+        "error_code": end.error_code,
+        "error_message": end.message,
+        "output_status": OutputStatus.NONE,
+    }
+    return Move(trial, State.QUEUED, end.state, end.error_code or end.state, end.message, values)
 
 
 def class_of(trial: Trial) -> TrialClass:

@@ -38,7 +38,9 @@ from trainshed.policy.retry import (
     RetryPolicy,
     TrialError,
     access_revoked,
+    after_failed_pull,
     after_failed_start,
+    content_revoked,
     outcome,
 )
 from trainshed.policy.waiting import Queue, TrialClass, rank
@@ -76,9 +78,11 @@ __all__ = [
     "WaitReason",
     "access_revoked",
     "account",
+    "after_failed_pull",
     "after_failed_start",
     "answer",
     "charge",
+    "content_revoked",
     "effective_resources",
     "forecast",
     "from_json",

@@ -86,6 +86,36 @@ TRIAL_ERRORS: Mapping[str, TrialError] = {
             "Tell the administrator: the server's storage is damaged.",
         ),
         TrialError(
+            "IMAGE_PULL_FAILED",
+            "The image could not be pulled, as often as `images.pull_retries` lets it be tried.",
+            "The message holds the registry's last answer; check that the image can still be pulled.",
+        ),
+        TrialError(
+            "IMAGE_UNSUITABLE",
+            "The image is here, but Trials cannot run in it; no user code was started (E45).",
+            "Use a Linux image for this machine with Bash and Python; the message says what is missing.",
+        ),
+        TrialError(
+            "ACCESS_DENIED",
+            "Access to content that the Trial uses was revoked, or it was withdrawn, while the Trial waited.",
+            "Ask the content's owner, or an administrator for a plugin, then submit a new Job.",
+        ),
+        TrialError(
+            "CONTENT_DAMAGED",
+            "The stored bytes of content that the Trial uses are damaged or gone; nothing was started.",
+            "Tell the administrator to run `trainshed content verify`, publish the content again, resubmit.",
+        ),
+        TrialError(
+            "CONTENT_UNAVAILABLE",
+            "The store of content did not answer, however often it was asked; nothing was started.",
+            "Submit a new Job later; an administrator should look at the store.",
+        ),
+        TrialError(
+            "CONTENT_DISK_FULL",
+            "There was no room on the node for the content that the Trial uses; nothing was started.",
+            "Tell the administrator to free disk, or to lower `content.cache_bytes`; then submit a new Job.",
+        ),
+        TrialError(
             "APPROVAL_DENIED",
             "A person decided that the Trial must not run.",
             "Talk to the approver; a new Job asks again.",
@@ -204,6 +234,29 @@ def after_failed_start(
     tries = f"{failures} tries" if failures > 1 else "1 try"
     why = "trying again cannot help" if not retryable else f"after {tries}"
     return _failed(code, f"User code was not started ({why}): {error}")
+
+
+def after_failed_pull(*, failures: int, error: str, pull_retries: int, now: float) -> Again | Outcome:
+    """What to do with a Trial whose image could not be pulled for the ``failures``-th time in a row (C38).
+
+    ``pull_retries`` is how often a pull is repeated: 0 never, -1 for ever.
+    """
+    if pull_retries < 0 or failures <= pull_retries:
+        pause = RetryPolicy().pause(failures)
+        bound = "" if pull_retries < 0 else f" of at most {pull_retries + 1}"
+        return Again(
+            now + pause, f"Pull {failures}{bound} failed ({error}); the next try comes in {pause:g} s."
+        )
+    tries = f"{failures} tries" if failures > 1 else "1 try"
+    return _failed(
+        "IMAGE_PULL_FAILED", f"User code was not started: the image was not pulled in {tries}: {error}"
+    )
+
+
+def content_revoked(content: str) -> Outcome:
+    """The end of a waiting Trial whose project may no longer use a content that it froze (A2, E94, E95)."""
+    message = f"{content} may not be used by this project any more; nothing was started."
+    return _failed("ACCESS_DENIED", message)
 
 
 def access_revoked(runner: str) -> Outcome:
