@@ -16,8 +16,8 @@ from trainshed.store import settings
 TRIAL_KEYS = {
     "trial_id", "job_id", "type", "name", "status", "state", "tags", "runner", "image", "resources",
     "timeout_seconds", "entrypoint", "command", "profile", "profile_sha256", "exit_code", "exit_signal",
-    "output_status", "outputs", "problems", "cleanup_confirmed", "user_code_started", "gpu", "waiting", "attempts",
-    "created_at", "updated_at", "started_at", "finished_at", "error", "resume_from",
+    "output_status", "outputs", "problems", "cleanup_confirmed", "user_code_started", "gpu", "waiting",
+    "attempts", "created_at", "updated_at", "started_at", "finished_at", "error", "resume_from",
 }  # fmt: skip
 
 
