@@ -258,8 +258,13 @@ class Script(Wire):
         return self.answers[url]
 
 
-@pytest.mark.parametrize("place", ["https://127.0.0.1:8443/x", "http://localhost/x", "https://127.9.9.9/x"])
-def test_no_registry_leads_into_this_machine(place: str):
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8443", "localhost", "a.localhost", "127.9.9.9", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]"],
+)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_no_registry_leads_into_this_machine(scheme: str, host: str):
+    place = f"{scheme}://{host}/x"
     url = "https://hub.example/v2/a/b/manifests/1"
     for reply in (
         Answer(307, {"location": place}, b""),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.fake_server import DROP, FakeServer, Reply, Request, in_turn
 from support.scripted_registry import (
@@ -33,6 +36,8 @@ from support.scripted_registry import (
 )
 from support.waiting import wait_until
 from trainshed.content.registry import (
+    INDEX_TYPES,
+    MANIFEST_TYPES,
     MAX_MANIFEST_BYTES,
     OCI_INDEX,
     OCI_MANIFEST,
@@ -40,7 +45,11 @@ from trainshed.content.registry import (
     RegistryClient,
     RegistryUnavailable,
 )
-from trainshed.content.registry_access import retry_after
+from trainshed.content.registry_access import Access, retry_after
+from trainshed.content.registry_wire import Answer, Wire
+from trainshed.model.images import RegistryRules
+
+WORDS = ["mediaType", "config", "digest", "manifests", "platform", "os", "architecture", "variant", "size"]
 
 NESTED = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
 
@@ -153,6 +162,45 @@ def test_an_index_without_platforms_is_refused(client, scripted: FakeServer, man
     scripted.routes = serving_index(json.dumps({**NESTED, "manifests": manifests}).encode())
     with pytest.raises(ImageRefused, match="no linux/amd64; its platforms: none"):
         resolve(client, scripted)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.sampled_from([OTHER, "linux", AMD64]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+class Canned(Wire):
+    """Answers every manifest with one document and every blob with another."""
+
+    def __init__(self, manifest: bytes, config: bytes, kind: str) -> None:
+        super().__init__()
+        self._bytes = {"manifests": manifest, "blobs": config}
+        self._headers = {"content-type": kind}
+
+    def ask(self, _method: str, url: str, *_: Any, **_bounds: Any) -> Answer:
+        return Answer(200, self._headers, self._bytes[url.split("/")[-2]])
+
+
+@given(
+    st.dictionaries(st.sampled_from(WORDS), JSON, max_size=5) | JSON,
+    JSON,
+    st.sampled_from(sorted(MANIFEST_TYPES | INDEX_TYPES)),
+)
+def test_whatever_a_registry_says_the_answer_is_one_of_three(manifest: Any, config: Any, kind: str):
+    body = json.dumps(config).encode()
+    if isinstance(manifest, dict) and isinstance(manifest.get("config"), dict):
+        manifest["config"]["digest"] = sha256(body)
+    client = RegistryClient(RegistryRules(), attempts=1)
+    client._access = Access(RegistryRules(), Canned(json.dumps(manifest).encode(), body, kind))
+    with contextlib.suppress(ImageRefused, RegistryUnavailable):
+        assert client.resolve("hub.example/a/b:1", AMD64).digest
+    client.close()
 
 
 def test_an_index_in_an_index_is_refused(client, scripted: FakeServer):

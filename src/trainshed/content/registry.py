@@ -251,9 +251,9 @@ class _Asking:
         config = manifest.document.get("config")
         if not isinstance(config, dict):
             raise ImageRefused("its manifest has no config, so it is not an image of a container")
-        kind, digest = config.get("mediaType"), config.get("digest")
+        kind, digest = str(config.get("mediaType")), config.get("digest")
         if kind not in CONFIG_TYPES:
-            raise ImageRefused(f"it is not an image of a container: its config is of type `{str(kind)[:80]}`")
+            raise ImageRefused(f"it is not an image of a container: its config is of type `{kind[:80]}`")
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise ImageRefused("its manifest names a config without a SHA-256 digest")
         answer = self._ask("GET", f"blobs/{digest}", "*/*", MAX_CONFIG_BYTES)
@@ -294,7 +294,7 @@ def _platform(index: _Manifest, architecture: str) -> str:
         if not isinstance(platform, dict) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             continue
         system, kind, variant = (platform.get(key) for key in ("os", "architecture", "variant"))
-        if "unknown" not in {system, kind}:  # signatures and attestations name themselves so
+        if "unknown" not in (system, kind):  # signatures and attestations name themselves so
             present.append(_named(system, kind, variant))
         if (system, kind) == (SYSTEM, architecture):
             fitting.append((variant is not None, digest))

@@ -7,6 +7,7 @@ that is allowed for the place it came from; a token is sent to nobody but the re
 from __future__ import annotations
 
 import email.utils
+import ipaddress
 import json
 import re
 import threading
@@ -126,7 +127,7 @@ class Access:
             named = f"{host}:{parts.port}" if parts.port else host
         except ValueError:
             raise Unanswered("it leads to an address that is none") from None
-        inwards = is_loopback(host) and not is_loopback(urlsplit(origin).hostname or "")
+        inwards = _of_this_machine(host) and not is_loopback(urlsplit(origin).hostname or "")
         allowed = parts.scheme == "https" or (parts.scheme == "http" and self._rules.plain_http(named))
         if not host or parts.username is not None or inwards or not allowed:
             raise Unanswered(f"it leads to `{target[:120]}`; only https addresses elsewhere are followed")
@@ -183,6 +184,19 @@ def _token_of(answer: Answer) -> tuple[str, float]:
         raise Unanswered("its token service answers something else than a token")
     lasting = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
     return text, float(seconds) if lasting else DEFAULT_TOKEN_SECONDS
+
+
+def _of_this_machine(host: str) -> bool:
+    """Whether a URL's host is an address that leads back here, in any spelling of an address."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback or address.is_unspecified
 
 
 def _unless_it_may_pass(answer: Answer) -> Answer:
