@@ -1,7 +1,8 @@
 """A real OCI registry on loopback, and images for it that are built from this machine's own files.
 
 Debian's ``docker-registry`` serves; ``buildah`` builds, ``skopeo`` copies and deletes. All of it stays in one
-folder: storage, configuration, temporary files. Nothing asks any network but loopback.
+folder: storage, configuration, temporary files. Nothing asks any network but loopback. What stays behind is
+the note that these programs keep for root of which registry had which blob, in ``/var/lib/containers/cache``.
 
     registry.push(registry.image("busybox"), "team/tool", "1")       # -> sha256:...
     registry.push_index([...], "team/many", "1", docker=True)        # a Docker manifest list
