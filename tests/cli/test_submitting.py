@@ -299,3 +299,45 @@ def test_following_prints_the_log_and_then_the_result(run, accepting):
     ran = run("job", "submit", "--runner", "a/b@main", "--follow", "--json")
     assert ran.json["status"] == "completed"
     assert "line 1" in ran.err
+
+
+PROFILE = {"schema": "envloop.job-profile/v1", "recipe": {"lr": "0.1"}, "inputs": {}, "plugins": []}
+
+
+def test_E55_E6_a_profile_document_is_sent_in_every_trial(run, accepting, tmp_path):
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(PROFILE))
+    ran = run("job", "submit", "--runner", "a/b@main", "--trials", "2", "--profile-file", str(file))
+    assert ran.status == 0
+    assert [trial["spec"]["profile"] for trial in sent(accepting)["trials"]] == [PROFILE, PROFILE]
+
+
+def test_E12_a_profile_document_replaces_that_of_a_request_file(run, accepting, tmp_path, monkeypatch):
+    file = tmp_path / "request.json"
+    spec = {"runner": "x/y@1", "profile": {"schema": "old"}, "tags": {"k": "v"}}
+    file.write_text(json.dumps({"request_id": "r", "spec": spec}))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(PROFILE).encode())))
+    assert run("job", "submit", "--spec", str(file), "--profile-file", "-").status == 0
+    assert sent(accepting)["spec"] == {**spec, "profile": PROFILE}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1, "a": 2}', "{"])
+def test_a_profile_file_that_is_no_json_object_is_a_usage_error(run, accepting, tmp_path, content):
+    file = tmp_path / "profile.json"
+    file.write_text(content)
+    ran = run("job", "submit", "--runner", "a/b@main", "--profile-file", str(file))
+    assert ran.status == 2
+    assert str(file) in ran.err
+    assert not accepting.asked(SUBMIT)
+
+
+def test_stdin_is_read_for_one_of_two_files_only(run, accepting):
+    ran = run("job", "submit", "--spec", "-", "--profile-file", "-")
+    assert ran.status == 2
+    assert "stdin" in ran.err
+    assert not accepting.asked(SUBMIT)
+
+
+def test_E55_there_is_no_option_for_a_named_profile(run, accepting):
+    assert run("job", "submit", "--runner", "a/b@main", "--profile", "fast").status == 2
+    assert not accepting.asked(SUBMIT)

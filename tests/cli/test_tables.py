@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support import documents
 from trainshed.cli import views
 from trainshed.cli.output import Table, duration
+from trainshed.cli.output import pick as picked
 from trainshed.cli.tables import Line, Shape, lay_out, text_width
 
 
@@ -111,3 +112,24 @@ def test_E62_a_trial_is_shown_with_the_image_that_runs_and_the_name_it_was_asked
     assert views.image_text({"image": named}) == f"{resolved}\nasked for as ubuntu:22.04"
     assert views.image_text({"image": {**named, "requested": resolved}}) == resolved
     assert views.image_text({"image": None}) is views.image_text({}) is None
+
+
+def test_E98_a_trials_profile_is_shown_by_what_it_names():
+    digest = "ab" * 32
+    uris = [f"envloop://{kind}/n/x@{digest}" for kind in ("recipes", "datasets", "plugins")]
+    profile = {
+        "schema": "envloop.job-profile/v2",
+        "recipe": {"uri": uris[0]},
+        "parameters": {},
+        "inputs": {"data": {"uri": uris[1]}},
+        "plugins": [{"uri": uris[2]}],
+    }
+    row = documents.trial(profile=profile, profile_sha256=digest)
+    shown = {label: value for label, pick in views.TRIAL.fields if (value := picked(row, pick)) is not None}
+    assert shown["profile"] == "envloop.job-profile/v2"
+    assert shown["profile sha256"] == digest
+    assert (shown["recipe"], shown["inputs"], shown["plugins"]) == (uris[0], f"data={uris[1]}", uris[2])
+    v1 = documents.trial(
+        profile={"schema": "v1", "recipe": {"uri": "a parameter"}, "inputs": {}, "plugins": []}
+    )
+    assert views.recipe_text(v1) is views.recipe_text(documents.trial()) is None

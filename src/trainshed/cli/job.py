@@ -43,6 +43,7 @@ def job() -> None:
 @click.option("--disk", "storage_mb", type=SIZE, help="Disk of each Trial, e.g. 100Gi.")
 @click.option("--shm-size", "shm_mb", type=SIZE, help="Shared memory of each Trial, e.g. 16Gi.")
 @click.option("--command", metavar="TEXT", help="Fills the Runner's `run_command`, byte for byte.")
+@click.option("--profile-file", metavar="FILE", help="JSON document of a Job Profile (`-` = stdin).")
 @click.option("--timeout-seconds", type=POSITIVE, help="Time limit of each Trial.")
 @click.option("--request-id", metavar="ID", help="Names this submission; a retry finds the same Job.")
 @click.option("--spec", metavar="FILE", help="JSON request (`-` = stdin); options win in every Trial.")
@@ -71,7 +72,11 @@ def submit(
     every Trial of the file. A file must carry its own request_id (or give --request-id).
     """
     session = context.ensure_object(Session)
-    options = Options(type=type_, **given)
+    profile_file = given.pop("profile_file")
+    if spec == profile_file == "-":
+        raise click.UsageError("--spec and --profile-file cannot both read stdin")
+    profile = None if profile_file is None else read_file(profile_file, "a Job Profile")
+    options = Options(type=type_, profile=profile, **given)
     if spec is not None:
         if trials is not None:
             raise click.UsageError("--trials cannot be used with --spec: the file names its Trials")

@@ -54,6 +54,7 @@ class Options:
     runner: str | None = None
     image: str | None = None
     command: str | None = None
+    profile: Mapping[str, Any] | None = None
     timeout_seconds: int | None = None
     request_id: str | None = None
     gpu_type: str | None = None
@@ -65,7 +66,7 @@ class Options:
 
     def spec_values(self) -> dict[str, Any]:
         """The given options that go into a Trial's spec."""
-        named = ("runner", "image", "command", "timeout_seconds")
+        named = ("runner", "image", "command", "profile", "timeout_seconds")
         return {key: getattr(self, key) for key in named if getattr(self, key) is not None}
 
     def resource_values(self) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def from_file(document: Mapping[str, Any], options: Options) -> dict[str, Any]:
     return request
 
 
-def read_file(name: str) -> dict[str, Any]:
+def read_file(name: str, what: str = "a request file") -> dict[str, Any]:
     """The JSON object in a file, or on stdin for ``-``. Raises `click.UsageError`."""
     from trainshed.model.errors import Refusal  # noqa: PLC0415 - only a request file needs it
     from trainshed.model.strict_json import decode_json  # noqa: PLC0415 - as above
@@ -121,7 +122,7 @@ def read_file(name: str) -> dict[str, Any]:
     except Refusal as error:
         raise click.UsageError(f"{name}: {error.message}") from None
     if not isinstance(document, dict):
-        raise click.UsageError(f"{name}: a request file holds one JSON object")
+        raise click.UsageError(f"{name}: {what} holds one JSON object")
     return document
 
 

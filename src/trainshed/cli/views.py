@@ -83,6 +83,20 @@ def image_text(row: Document) -> str | None:
     return resolved if requested == resolved else f"{resolved}\nasked for as {requested}"
 
 
+def recipe_text(row: Document) -> str | None:
+    """The Recipe of a Profile of v2; what v1 calls so are its parameters."""
+    profile = row.get("profile") or {}
+    return str(profile["recipe"]["uri"]) if "parameters" in profile else None
+
+
+def references(row: Document, key: str) -> str | None:
+    """What a Profile names under ``key``, by URI."""
+    named = (row.get("profile") or {}).get(key) or ()
+    entries = named.items() if isinstance(named, Mapping) else enumerate(named)
+    uris = [f"{name}={each['uri']}" if isinstance(name, str) else str(each["uri"]) for name, each in entries]
+    return ", ".join(uris) or None
+
+
 def attempts_text(row: Document) -> str | None:
     """One line for each Attempt: engine, times, how it ended."""
     lines = []
@@ -223,6 +237,11 @@ TRIAL = Fields(
         ("image", image_text),
         ("entrypoint", "entrypoint"),
         ("command", "command"),
+        ("profile", "profile.schema"),
+        ("profile sha256", "profile_sha256"),
+        ("recipe", recipe_text),
+        ("inputs", lambda row: references(row, "inputs")),
+        ("plugins", lambda row: references(row, "plugins")),
         ("resources", resources_text),
         ("timeout", lambda row: f"{row['timeout_seconds']} s" if row.get("timeout_seconds") else None),
         ("gpu", gpu_text),
