@@ -141,7 +141,7 @@ def test_E28_another_image_under_the_same_request_id_is_a_conflict_that_asks_nob
     assert len(scripted.seen) == asked
 
 
-def test_E44_an_image_that_needs_credentials_is_refused_and_leaves_no_job(site: Site):
+def test_E44_an_image_that_needs_credentials_is_refused_and_leaves_no_job(site: Site, registry: Registry):
     with running_registry(private=True) as private:
         private.push(private.image("empty"), "team/secret", "1")
         name = private.name("team/secret", "1")
