@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,10 +23,13 @@ from support.deployment import (
     fleet,
 )
 from support.processes import marked
+from trainshed.control.controller import DAY_SECONDS
 from trainshed.control.crashpoints import Point
 from trainshed.engines.contract import Launch, Limits
 from trainshed.engines.fake import Script
+from trainshed.model.errors import Refusal
 from trainshed.model.states import AllocationState, State
+from trainshed.store import manifests, queue
 from trainshed.store.database import Database
 
 P = Point
@@ -36,6 +42,7 @@ _COLLECT = {P.COLLECTING_AFTER_COMMIT, P.COLLECT_AFTER_BLOB, P.COLLECT_AFTER_FIL
 _FINISH = {P.FINISH_BEFORE_COMMIT, P.FINISH_AFTER_COMMIT}
 _RELEASE = {P.RELEASE_AFTER_ENGINE, P.RELEASE_BEFORE_COMMIT, P.RELEASE_AFTER_COMMIT}
 _RETIRE = {P.RETIRE_AFTER_ENGINE, P.RETIRE_AFTER_COMMIT}
+_GARBAGE = {point for point in P if point.startswith("garbage.")}
 _COMMON = _ACCEPT | _PLACE | _RELEASE
 
 
@@ -94,6 +101,25 @@ def _retired(d: Deployment) -> str:
     return job
 
 
+def _garbage(d: Deployment) -> str:
+    """A Dataset was withdrawn days ago, and a door once died between storing and recording."""
+    old, manifest = (d.blobs.put(io.BytesIO(content)) for content in (b"old", b"its manifest"))
+    d.blobs.put(io.BytesIO(b"stray"))
+
+    def withdrawn(connection: Any) -> None:
+        queue.put_blobs(connection, {old.sha256: old.size, manifest.sha256: manifest.size}, at=d.now())
+        held = [old.sha256, manifest.sha256]
+        manifests.put_manifest(connection, manifest.sha256, "datasets", manifest.size, held, at=d.now())
+
+    with contextlib.suppress(Refusal):  # told again after a crash, while they are being removed
+        d.database.write(withdrawn)
+    d.pass_time(2 * DAY_SECONDS)
+    d.boot()
+    job = d.submit(d.publish(), "r")
+    d.settle(job)
+    return job
+
+
 STORIES = {
     "outputs": Story(
         _outputs,
@@ -113,6 +139,7 @@ STORIES = {
     "never starts": Story(_plain, _COMMON | _UNSTARTED, Script(not_started="no such interpreter")),
     "leaks": Story(_plain, _COMMON | _RUN | _FINISH, Script(run_seconds=2.0, leaks=4)),
     "stranger": Story(_stranger, _COMMON | _RUN | _FINISH | {P.SWEEP_AFTER_ENGINE}),
+    "garbage": Story(_garbage, _COMMON | _RUN | _FINISH | _GARBAGE | {P.SWEEP_AFTER_ENGINE}),
     "retired": Story(_retired, _COMMON | _RUN | _FINISH | _RETIRE | {P.SWEEP_AFTER_ENGINE}),
 }
 # What every story does in the same way is interrupted in two of them.
@@ -156,8 +183,21 @@ def _run(
     assert max(deployment.starts().values(), default=0) <= 1
     assert not deployment.engine.live(), "something is still held"
     assert not deployment.unreleased()
+    if story.tell is _garbage:
+        _no_garbage_is_left(deployment)
     deployment.close()
     return end, reached
+
+
+def _no_garbage_is_left(d: FakeDeployment) -> None:
+    for _ in range(2):  # once to find what no row knows, once to remove it
+        d.pass_time(2 * DAY_SECONDS)
+        d.boot()
+    with d.database.read() as connection:
+        recorded = set(connection.exec_driver_sql("SELECT sha256 FROM blobs").scalars())
+    stored = {blob.sha256 for blob in d.blobs.names()}
+    assert stored == recorded
+    assert stored.isdisjoint(hashlib.sha256(content).hexdigest() for content in (b"old", b"stray"))
 
 
 _QUIET: dict[str, tuple[Any, list[Point]]] = {}

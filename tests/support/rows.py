@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
@@ -13,6 +13,7 @@ from trainshed.model.states import AllocationState, OutputStatus, State
 from trainshed.store import access, jobs
 from trainshed.store.database import Database
 from trainshed.store.records import Allocation, Job, Project, Trial
+from trainshed.store.tables import attempts, checkpoint_files, checkpoints
 
 IDS = IdFactory()
 
@@ -129,6 +130,31 @@ def allocation(trial: Trial, attempt_id: str | None = None, **values: Any) -> Al
         "evidence": None,
     }
     return Allocation(**{**facts, **values})
+
+
+def add_checkpoint(connection: Connection, trial: Trial, files: Sequence[str], **values: Any) -> str:
+    """A LoRA Checkpoint of a new Attempt of the Trial, made of these blobs of 10 bytes; its id."""
+    attempt, checkpoint = IDS.attempt(), f"ckpt-{trial.id}"
+    opened = {"id": attempt, "trial_id": trial.id, "number": 1, "engine": "local", "created_at": 10.0}
+    connection.execute(attempts.insert().values(**opened))
+    facts: dict[str, Any] = {
+        "id": checkpoint,
+        "project_id": trial.project_id,
+        "job_id": trial.job_id,
+        "trial_id": trial.id,
+        "attempt_id": attempt,
+        "folder": "",
+        "checkpoint_type": "lora",
+        "base_model": "base",
+        "created_at": 10.0,
+    }
+    connection.execute(checkpoints.insert().values(**{**facts, **values}))
+    rows = [
+        {"checkpoint_id": checkpoint, "name": f"file-{number}", "size": 10, "sha256": sha256}
+        for number, sha256 in enumerate(files)
+    ]
+    connection.execute(checkpoint_files.insert(), rows)
+    return checkpoint
 
 
 def as_row(connection: Connection, table: Any, **where: Any) -> Mapping[str, Any]:

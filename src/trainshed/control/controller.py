@@ -21,6 +21,7 @@ from trainshed.control.checkpoints import CheckpointRetention
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.finishing import Finisher
 from trainshed.control.fleet import encode_nodes
+from trainshed.control.garbage import Housekeeping
 from trainshed.control.placing import Placer
 from trainshed.control.reconcile import Reconciler
 from trainshed.engines.contract import Engine, EngineError
@@ -48,7 +49,7 @@ class Controller:
     Instead of ``start``, a caller may drive it with `step` from one thread.
     """
 
-    def __init__(  # noqa: PLR0913 - what it works with, and three settings
+    def __init__(  # noqa: PLR0913 - what it works with, and its settings
         self,
         database: Database,
         engine: Engine,
@@ -58,6 +59,8 @@ class Controller:
         ids: IdFactory | None = None,
         *,
         log_retention_days: float = 90.0,
+        gc_grace_hours: float = 24.0,
+        gc: bool = True,
         poll_seconds: float = 1.0,
         executor: Callable[[str], Executor] | None = None,
     ) -> None:
@@ -80,6 +83,14 @@ class Controller:
         )
         self._reconciler = Reconciler(
             database, engine, blobs, policy, self._placer, finisher, clock, self._workers
+        )
+        self._garbage = Housekeeping(
+            database,
+            blobs,
+            clock,
+            Background(executor("garbage"), clock, self.wake),
+            grace_seconds=gc_grace_hours * 3600.0,
+            regularly=gc,
         )
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._looked_at_all = self._swept = self._retired = float("-inf")
@@ -108,6 +119,7 @@ class Controller:
             self._engine.interrupt()
         if self._thread.is_alive():
             self._thread.join()
+        self._garbage.close()
         self._reconciler.close()
 
     def step(self, changed: set[str] | None = None, *, everything: bool = True) -> bool:
@@ -128,6 +140,8 @@ class Controller:
             self._sweep()
         if now - self._retired >= RETENTION_SECONDS and not self._retire():
             self._retired = now
+        if everything:
+            self._garbage.look()
         self.ready.set()
         return again
 

@@ -43,6 +43,12 @@ class Point(StrEnum):
     RETIRE_AFTER_COMMIT = "retire.after_commit"
 
 
+    GARBAGE_AFTER_LET_GO = "garbage.after_let_go"
+    GARBAGE_AFTER_ROWS = "garbage.after_rows"
+    GARBAGE_AFTER_MARK = "garbage.after_mark"
+    GARBAGE_AFTER_REMOVE = "garbage.after_remove"
+    GARBAGE_AFTER_FORGET = "garbage.after_forget"
+    GARBAGE_AFTER_ADOPT = "garbage.after_adopt"
 _CHOSEN = os.environ.get(VARIABLE)
 
 

@@ -127,7 +127,8 @@ class Finisher:
     ) -> Ended:
         """Store the declared outputs (E73, E105); bounded after a stop (E77).
 
-        Raises `CollectionCancelled` when ``cancelled`` says so or this process ends.
+        Raises `CollectionCancelled` when ``cancelled`` says so or this process ends, and `Refusal`
+        ``BLOB_BEING_DELETED`` where old bytes of one of them leave the store just now: collect again.
         """
         trial = ended.trial
         patterns = OutputPatterns(tuple(trial.output_patterns))
@@ -137,7 +138,7 @@ class Finisher:
             if stopped
             else CollectLimits()
         )
-        batch = _ArtifactBatch(self._database, self._ids, self._clock, trial)
+        batch = _ArtifactBatch(self._database, self._blobs, self._ids, self._clock, trial)
 
         def ends() -> bool:
             return self.closing.is_set() or cancelled()
@@ -252,13 +253,21 @@ class Finisher:
 class _ArtifactBatch:
     """Records artifacts as they are stored, many to a transaction."""
 
-    def __init__(self, database: Database, ids: IdFactory, clock: Callable[[], float], trial: Trial) -> None:
+    def __init__(
+        self,
+        database: Database,
+        blobs: FolderBlobStore,
+        ids: IdFactory,
+        clock: Callable[[], float],
+        trial: Trial,
+    ) -> None:
         self._database = database
         self._ids = ids
         self._clock = clock
         self._trial = trial
         self._files: list[CollectedFile] = []
 
+        self._blobs = blobs
     def add(self, file: CollectedFile) -> None:
         self._files.append(file)
         if len(self._files) >= _ARTIFACT_BATCH:
@@ -291,6 +300,10 @@ class _ArtifactBatch:
 
 _FINAL = frozenset({State.SUCCEEDED.value, State.FAILED.value, State.CANCELLED.value})
 
+        # Old bytes of the same name may have been collected between storing and recording. From here on the
+        # row keeps the blob, so one look is enough.
+        if gone := self._blobs.missing(row["sha256"] for row in rows):
+            raise queue.blob_being_deleted(gone[0])
 
 def _ending(trial: Trial, seen: Observation) -> Ending:
     started = trial.user_code_started or seen.started_at is not None or seen.phase is Phase.LOST

@@ -21,6 +21,8 @@ queue = Gauge("trainshed_queue_length", "Waiting Trials by the reason they wait 
 leaked = Gauge("trainshed_allocations_leaked", "Allocations whose release could not be confirmed yet")
 releases = Counter("trainshed_allocation_releases", "Allocations released, with evidence")
 strangers = Counter("trainshed_strangers_ended", "Processes with our mark that belonged to no Attempt")
+garbage_blobs = Counter("trainshed_garbage_blobs", "Blobs removed because nothing needed them")
+garbage_bytes = Counter("trainshed_garbage_bytes", "Bytes of the blobs removed")
 passes = Histogram(
     "trainshed_placement_pass_seconds",
     "Duration of a placement pass",

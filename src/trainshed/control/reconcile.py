@@ -405,9 +405,15 @@ class Reconciler:
             files = self._files(connection, ended.trial)
         # A stop that comes while outputs are collected bounds the rest (E77): collecting begins again.
         with contextlib.suppress(CollectionCancelled):
-            self._collected[ended.allocation.id] = self._finisher.collect(
-                ended, files, cancelled=lambda: not bounded and attempt_id in self._hurried
-            )
+            try:
+                self._collected[ended.allocation.id] = self._finisher.collect(
+                    ended, files, cancelled=lambda: not bounded and attempt_id in self._hurried
+                )
+            except Refusal as refusal:
+                if refusal.code != "BLOB_BEING_DELETED":
+                    raise
+                log.info("an output's old bytes are being removed; collecting again", attempt=attempt_id)
+                return False
         return True
 
     def _release(self, due: Iterable[Allocation]) -> None:

@@ -223,6 +223,11 @@ def mark(connection: Connection, names: Collection[str], *, cutoff: float, at: f
     return _marked(connection, free, at)
 
 
+def any_left(connection: Connection, before: float) -> bool:
+    """Whether blobs were marked before ``before`` and not removed. Needs no transaction."""
+    return bool(connection.execute(_LEFT, {"before": before, "count": 1}).first())
+
+
 def take_over(connection: Connection, *, before: float, at: float, count: int) -> Marked:
     """Take over at most ``count`` blobs that were marked before ``before`` and not removed.
 
