@@ -262,12 +262,12 @@ class _ArtifactBatch:
         trial: Trial,
     ) -> None:
         self._database = database
+        self._blobs = blobs
         self._ids = ids
         self._clock = clock
         self._trial = trial
         self._files: list[CollectedFile] = []
 
-        self._blobs = blobs
     def add(self, file: CollectedFile) -> None:
         self._files.append(file)
         if len(self._files) >= _ARTIFACT_BATCH:
@@ -295,15 +295,15 @@ class _ArtifactBatch:
             moves.put_artifacts(connection, self._trial.id, rows)
 
         self._database.write(store)
+        # Old bytes of the same name may have been collected between storing and recording. From here on the
+        # row keeps the blob, so one look is enough.
+        if gone := self._blobs.missing(row["sha256"] for row in rows):
+            raise queue.blob_being_deleted(gone[0])
         self._files = []
 
 
 _FINAL = frozenset({State.SUCCEEDED.value, State.FAILED.value, State.CANCELLED.value})
 
-        # Old bytes of the same name may have been collected between storing and recording. From here on the
-        # row keeps the blob, so one look is enough.
-        if gone := self._blobs.missing(row["sha256"] for row in rows):
-            raise queue.blob_being_deleted(gone[0])
 
 def _ending(trial: Trial, seen: Observation) -> Ending:
     started = trial.user_code_started or seen.started_at is not None or seen.phase is Phase.LOST
