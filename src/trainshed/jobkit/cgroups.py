@@ -154,6 +154,26 @@ def detect(
     return Layout(v2, v2_controllers, v1)
 
 
+def hierarchies(mountinfo: str = "/proc/self/mountinfo") -> list[str]:
+    """Where hierarchies of either version are mounted."""
+    return [mount for mount, _, _ in _mounts(mountinfo)]
+
+
+def versions(mountinfo: str = "/proc/self/mountinfo") -> set[str]:
+    """Which versions are mounted: ``cgroup``, ``cgroup2`` or both ("hybrid")."""
+    return {kind for _, kind, _ in _mounts(mountinfo)}
+
+
+def remove_tree(path: str) -> bool:
+    """Remove a group and those below it; whether nothing is left of it."""
+    for folder in _tree(path):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            continue
+    return not os.path.isdir(path)
+
+
 def _own_paths(path: str) -> dict[str, str]:
     """Our own group by controller; the version 2 one under the empty name."""
     found: dict[str, str] = {}
@@ -265,6 +285,15 @@ class Group:
             elif not _own_paths("/proc/self/cgroup").get("", "").endswith("/" + self.name):
                 _write(os.path.join(path, "cgroup.procs"), "0")
 
+    def adopt(self, pids: list[int]) -> None:
+        """Move other processes into the groups; whoever is gone needs no moving."""
+        for path in self._paths:
+            for pid in pids:
+                try:
+                    _write(os.path.join(path, "cgroup.procs"), str(pid))
+                except ProcessLookupError:
+                    continue
+
     def exists(self) -> bool:
         """Whether any of the groups is there."""
         return any(os.path.isdir(path) for path in self._paths)
@@ -329,13 +358,8 @@ class Group:
         """Remove the groups, and those made below them; tries for up to ``seconds``."""
         deadline = time.monotonic() + seconds
         while True:
-            for path in self._paths:
-                for folder in _tree(path):
-                    try:
-                        os.rmdir(folder)
-                    except OSError:
-                        continue
-            if not self.exists():
+            left = [path for path in self._paths if not remove_tree(path)]
+            if not left:
                 return True
             if time.monotonic() >= deadline:
                 return False

@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 
-from trainshed.jobkit import cgroups, folder, linux, mounts, procs, sandbox, tree
+from trainshed.jobkit import cgroups, container, folder, linux, mounts, procs, sandbox, seccomp, tree
 
 _GO = b"g"
 _DEFAULT_SIGNALS = (
@@ -29,25 +29,34 @@ _MESSAGE_BYTES = 1 << 16
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Report = tuple[float, float, int, int, bytes]
+    Report = tuple[float, float, int, int, bytes, str]
 
 
 class Ready:
     """What the shim needs to know of the launch while the program runs."""
 
-    __slots__ = ("enforcement", "grace", "log_bytes", "pid", "storage_bytes", "timeout")
+    __slots__ = ("enforcement", "grace", "layer", "log_bytes", "pid", "storage_bytes", "timeout")
 
     def __init__(
-        self, pid: int, timeout: float, grace: float, storage_bytes: int, log_bytes: int, enforcement: bytes
+        self,
+        pid: int,
+        timeout: float,
+        grace: float,
+        storage_bytes: int,
+        log_bytes: int,
+        enforcement: bytes,
+        layer: str,
     ) -> None:
         self.pid = pid
-        """The process that becomes the program: the forked child, or one that it forked in a sandbox."""
+        """The process that becomes the program: the forked child, or one that it forked in namespaces."""
         self.timeout = timeout
         self.grace = grace
         self.storage_bytes = storage_bytes
         self.log_bytes = log_bytes
         self.enforcement = enforcement
         """How each limit is enforced, as JSON text."""
+        self.layer = layer
+        """Where on the disk lies what the program changes in an image's files, or empty."""
 
 
 class Child:
@@ -110,10 +119,11 @@ def fork(path: str, group: str, stdout: int, stderr: int) -> Child:
             os._exit(127)
         launch = folder.read(path, folder.LAUNCH) or {}
         report = _prepare(path, launch, stdout, stderr)
-        program = linux.fork_sibling() if launch.get("sandbox") else os.getpid()
+        apart = bool(launch.get("sandbox") or launch.get("container"))
+        program = linux.fork_sibling() if apart else os.getpid()
         if program:
             os.write(status_write, marshal.dumps((program, *report)))
-            if launch.get("sandbox"):
+            if apart:
                 os._exit(0)
         else:
             linux.die_with_parent(signal.SIGKILL)
@@ -121,6 +131,8 @@ def fork(path: str, group: str, stdout: int, stderr: int) -> Child:
         if os.read(go_read, 1) == _GO:
             argv = launch["argv"]
             step = f"execute {argv[0]!r}"
+            if launch.get("container"):
+                seccomp.forbid()
             os.execvpe(argv[0], argv, launch["env"])  # noqa: S606 - argv is what was asked to run
     except BaseException as error:  # noqa: BLE001 - nothing may return into the shim's code
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
@@ -154,16 +166,24 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
     work = os.path.join(path, folder.WORK)
     tree.fill(work, launch["files"])
     limits = launch["limits"]
-    box = launch.get("sandbox")
+    box, image = launch.get("sandbox"), launch.get("container")
+    keeper = make_container(path, image, launch["attempt_id"]) if image else None
     group = cgroups.Group(cgroups.Layout.from_json(launch["cgroups"]), launch["attempt_id"])
-    pids = limits["pids"] + (sandbox.PROCESSES if box else 0)
+    pids = limits["pids"] + (container.PROCESSES if image else sandbox.PROCESSES if box else 0)
+    # The runtime's own programs need more memory than some Trials; they are gone by now.
     enforcement = group.create(memory_mb=limits["memory_mb"], pids=pids, cpus=limits["cpus"])
+    if keeper:
+        group.adopt(keeper.helpers)
     group.enter()
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
     view = mounts.MOUNT
-    if box:
+    if keeper and image:
+        enter_container(keeper, image["user"])
+        launch["env"] = keeper.environment | launch["env"]
+        private = True
+    elif box:
         enter_sandbox(path, box, limits["shm_mb"], launch["env"])
         private = True
     else:
@@ -174,7 +194,7 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
     enforcement["shm"] = "mount" if private else cgroups.NOT_ENFORCED
     enforcement["mounts"] = view
     enforcement |= {"storage": "watched", "log": "shim", "tree": launch["killing"]}
-    enforcement["isolation"] = sandbox.NAME if box else sandbox.NONE
+    enforcement["isolation"] = container.NAME if keeper else sandbox.NAME if box else sandbox.NONE
     storage = limits["storage_mb"] * cgroups.MIB
     # Files in shared memory count for this limit too, and may be larger.
     _lower(resource.RLIMIT_FSIZE, max(storage, limits["shm_mb"] * cgroups.MIB))
@@ -185,7 +205,27 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
         storage,
         limits["log_bytes"],
         json.dumps(enforcement).encode(),
+        keeper.layer if keeper else "",
     )
+
+
+def make_container(path: str, image: folder.Json, attempt_id: str) -> container.Keeper:
+    """Have a container made for the attempt folder ``path``, whose work directory is filled."""
+    temporary = os.path.join(path, folder.TEMPORARY)
+    tree.fill(temporary, [])
+    os.chmod(temporary, 0o1777)  # noqa: S103 - inside it is /tmp, outside nobody can walk here
+    if image["user"] is not None:
+        tree.give(temporary, image["user"])
+        tree.give(os.path.join(path, folder.WORK), image["user"])
+    return container.start(path, image, attempt_id)
+
+
+def enter_container(keeper: container.Keeper, user: int | None) -> None:
+    """Move this process into a container that was made for it."""
+    if user is not None:
+        for stream in (1, 2):
+            os.fchown(stream, user, user)  # or /dev/stdout and /dev/stderr could not be opened
+    container.enter(keeper, user)
 
 
 def enter_sandbox(path: str, box: folder.Json, shm_mb: int, env: dict[str, str]) -> None:

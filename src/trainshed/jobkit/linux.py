@@ -18,12 +18,15 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _CAPABILITY_DATA_BYTES = 24
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID_NODEV = 0x2 | 0x4
+_MS_RDONLY, _MS_REMOUNT_BIND = 0x1, 0x20 | 0x1000
 _MS_REC_PRIVATE = 0x4000 | 1 << 18
 _MS_BIND, _MS_REC, _MS_UNBINDABLE = 0x1000, 0x4000, 1 << 17
 _MS_READ_ONLY = 0x1 | 0x20 | _MS_BIND
 _MNT_DETACH = 2
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAP_SYS_ADMIN = 21
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_FILTER_STEP_BYTES = 8
 # Called with the interpreter lock held, as the child continues in the same line of Python.
 _SYSCALL = ctypes.PyDLL(None, use_errno=True).syscall
 _SYSCALL.restype = ctypes.c_long
@@ -58,6 +61,17 @@ def set_name(name: bytes) -> None:
 def forbid_new_privileges() -> None:
     """Make set-uid programs useless below this process: what we started we can also end."""
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def filter_system_calls(program: bytes) -> None:
+    """Have the kernel ask ``program`` (classic BPF) about every system call from here on."""
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
+
+    steps = Program(len(program) // _FILTER_STEP_BYTES, program)
+    what = "prctl(PR_SET_SECCOMP)"
+    _check(_LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(steps), 0, 0), what)
 
 
 def own_mounts() -> None:
@@ -113,6 +127,12 @@ def _mount(
     name = None if source is None else os.fsencode(source)
     result = _LIBC.mount(name, os.fsencode(place), kind, ctypes.c_ulong(flags), options)
     _check(result, f"mount({place})")
+
+
+def remount(place: str, flags: int, *, read_only: bool) -> None:
+    """Change the flags of what is mounted at ``place``, in this mount namespace only."""
+    flags |= _MS_REMOUNT_BIND | (_MS_RDONLY if read_only else 0)
+    _check(_LIBC.mount(None, os.fsencode(place), None, ctypes.c_ulong(flags), None), f"mount({place})")
 
 
 def may_mount() -> bool:

@@ -22,6 +22,8 @@ NAME, NONE = "bubblewrap", "none"
 """What an attempt says of its isolation."""
 WORK = "/run/work"
 """The work directory inside: a path that every user id can walk, whatever lies above it outside."""
+TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - inside
+"""Where the attempt's folder for temporary files is inside."""
 PROCESSES = 3
 """How many processes of ours count against the limit of the attempt."""
 _ERROR_BYTES = 4096
@@ -40,7 +42,7 @@ def enter(path: str, sandbox: Json, shm_bytes: int, marks: dict[str, str]) -> No
     Its next child is the first to be inside wholly. ``marks`` are the variables by which the processes
     that stay are found. Afterwards this process has no privileges. Raises `OSError` with the reason.
     """
-    _join(_build(_arguments(path, sandbox, shm_bytes), marks))
+    join(_build(_arguments(path, sandbox, shm_bytes), marks), _NAMESPACES)
     linux.drop_privileges(sandbox["user"])
     os.chdir(WORK)
 
@@ -56,7 +58,7 @@ def _arguments(path: str, sandbox: Json, shm_bytes: int) -> list[str]:
     arguments += ("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm")  # noqa: S108 - inside
     for device in sandbox["devices"]:
         arguments += ("--dev-bind", device, device)
-    for place in ("/tmp", "/var/tmp"):  # noqa: S108 - inside the sandbox
+    for place in TEMPORARY:
         arguments += ("--bind", temporary, place)
     for hidden in sandbox["hide"]:
         if not hidden.startswith(tuple(f"{place}/" for place in _REPLACED)) and os.path.isdir(hidden):
@@ -112,13 +114,13 @@ def _build(arguments: list[str], marks: dict[str, str]) -> int:
     return procs.children(pid)[0]
 
 
-def _join(first: int) -> None:
-    """Move into the namespaces of the process ``first``, into its user namespaces where it has some.
+def join(first: int, namespaces: tuple[str, ...]) -> None:
+    """Move into these namespaces of the process ``first``, into its user namespaces where it has some.
 
-    Where bubblewrap runs without privileges, the user namespace that owns the others is not always
+    Where they were made without privileges, the user namespace that owns the others is not always
     the one that its processes end up in; it gives us the right to enter both.
     """
-    fds = [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in _NAMESPACES]
+    fds = [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in namespaces]
     users = os.open(f"/proc/{first}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     owner = fcntl.ioctl(fds[0], _NS_GET_USERNS)
     current = os.stat("/proc/self/ns/user").st_ino

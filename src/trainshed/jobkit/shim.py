@@ -91,7 +91,10 @@ class _Attempt:
         self._streams: dict[int, Stream] = {}
         self._spec: folder.Json | None = None
         self._status: int | None = None
+        self._helpers: set[int] = set()
+        """What was there before the program, to make its surroundings: a stop is not for them."""
         self._reason = ""
+        self._cpu_before = 0.0
         self._kill_at: float | None = None
         self._timeout_at = 0.0
         self._disk_at = 0.0
@@ -118,6 +121,7 @@ class _Attempt:
             self._abandon(waiting, STOP, STOPPED_BEFORE)
             return
         self._main = self._ready.pid
+        self._cpu_before = _children_cpu_seconds()  # what made its surroundings is not the program's
         names = (os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX))
         self._log = LogWriter(*names, self._ready.log_bytes)
         marker = b'{"at": %.6f, "enforcement": %s}' % (time.time(), self._ready.enforcement)
@@ -127,6 +131,8 @@ class _Attempt:
             waiting.abandon()
             self._finish(_unstarted(NOT_STARTED, f"Its start cannot be recorded: {error}"), self._end_tree())
             return
+        if self._main != waiting.pid:
+            self._helpers = set(procs.descendants(os.getpid())) - {self._main}
         failure = waiting.execute()
         if failure:
             self._finish(_unstarted(NOT_STARTED, failure), self._end_tree())
@@ -202,17 +208,18 @@ class _Attempt:
         if not self._reason and now >= self._disk_at:
             # A program can take the FIFO away that tells of a stop; the request itself still stands.
             self._obey(ready)
-            self._look_at_disk(ready.storage_bytes)
+            self._look_at_disk(ready)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_tree(self._group())
             self._kill_at = now + _KILL_AGAIN_SECONDS
 
-    def _look_at_disk(self, limit: int) -> None:
+    def _look_at_disk(self, ready: child.Ready) -> None:
+        limit = ready.storage_bytes
         begin = time.monotonic()
-        used = sum(
-            tree.used_bytes(os.path.join(self._path, name), enough=limit)
-            for name in (folder.WORK, folder.TEMPORARY)
-        )
+        places = [os.path.join(self._path, name) for name in (folder.WORK, folder.TEMPORARY)]
+        if ready.layer:
+            places.append(ready.layer)
+        used = sum(tree.used_bytes(place, enough=limit) for place in places)
         now = time.monotonic()
         if used > limit:
             self._begin_end(DISK, 0)
@@ -234,7 +241,7 @@ class _Attempt:
         asked = self._kill_at is not None
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
         if grace > 0 and not asked:
-            for pid in {*procs.descendants(os.getpid()), *self._group().pids()}:
+            for pid in {*procs.descendants(os.getpid()), *self._group().pids()} - self._helpers:
                 procs.send(pid, signal.SIGTERM)
                 procs.send(pid, signal.SIGCONT)
 
@@ -325,17 +332,24 @@ class _Attempt:
                 "detail": f"{ending['detail']} Its log is not complete: the disk is full.".strip()
             }
         group = self._group()
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        memory = group.max_memory_bytes() or children.ru_maxrss * 1024
+        memory = group.max_memory_bytes()
+        if memory is None:
+            memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         usage = {
             "max_memory_mb": memory / cgroups.MIB,
-            "cpu_seconds": children.ru_utime + children.ru_stime,
+            "cpu_seconds": _children_cpu_seconds() - self._cpu_before,
             "log_bytes": self._log.written_bytes,
             "log_file_bytes": self._log.file_bytes,
             "dropped_log_bytes": self._log.dropped_bytes,
         }
         group.remove(1.0)
         _record(self._path, ending | {"tree": tree_is, "usage": usage})
+
+
+def _children_cpu_seconds() -> float:
+    """Of all children that ended and were collected, with theirs."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
 
 
 def _empty(fd: int) -> None:

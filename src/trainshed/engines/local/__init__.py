@@ -1,5 +1,6 @@
 """The local engine: programs on this machine, one shim each, nothing else to install."""
 
+from trainshed.engines.local.containers import ImageSettings
 from trainshed.engines.local.engine import LocalEngine, log_files
 from trainshed.engines.local.gpus import GpuMetrics, inventory, metrics
 from trainshed.engines.local.isolation import DEFAULT_USER, Isolation, describe, why_impossible
@@ -7,6 +8,7 @@ from trainshed.engines.local.isolation import DEFAULT_USER, Isolation, describe,
 __all__ = [
     "DEFAULT_USER",
     "GpuMetrics",
+    "ImageSettings",
     "Isolation",
     "LocalEngine",
     "describe",

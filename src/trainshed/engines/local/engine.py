@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import select
@@ -21,10 +22,13 @@ from trainshed.engines.contract import (
     Release,
 )
 from trainshed.engines.local import evidence, gpus, inputs, isolation, machine
+from trainshed.engines.local.containers import MARK, Containers, ImageSettings, why_no_gpus
 from trainshed.engines.local.environment import base_environment, program_environment
 from trainshed.engines.local.forks import ForkServer
+from trainshed.engines.local.images import ImageCache
 from trainshed.engines.local.isolation import Isolation
 from trainshed.engines.local.release import kill, release
+from trainshed.engines.local.runtimes import Bind
 from trainshed.jobkit import cgroups, folder, linux, mounts, procs, shim, tree
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node, simulated_share
@@ -51,6 +55,7 @@ class LocalEngine:
         layout: Where control groups may be made; found out if not given.
         isolation: Run every program under bubblewrap. Raises `EngineError` where that is impossible:
             nothing ever runs with less than what was asked for.
+        images: How images are got and kept.
     """
 
     name = "local"
@@ -63,6 +68,7 @@ class LocalEngine:
         node_name: str = "local",
         layout: cgroups.Layout | None = None,
         isolation: Isolation | None = None,
+        images: ImageSettings | None = None,
     ) -> None:
         self._root = root.resolve()
         self._isolation = _possible(isolation, self._root) if isolation else None
@@ -78,6 +84,9 @@ class LocalEngine:
         self._real_at = time.monotonic()
         self._totals = machine.totals(self._root)
         self._layout = layout or cgroups.detect(self.instance)
+        images = images or ImageSettings()
+        self._containers = Containers(self._root, self.instance, self._layout, images, isolation)
+        self._images = ImageCache(self._containers, images)
         self._private_shm = linux.may_mount()
         self._supervisors = Path(self._layout.v2, _SUPERVISORS) if self._layout.v2 else None
         self._forks = ForkServer(self._root / "forkserver.log", base_environment(), self._supervisors)
@@ -126,14 +135,17 @@ class LocalEngine:
 
     def images(self) -> str | None:
         """See `Engine.images`."""
-        return "this engine runs no images yet"
+        if self._real and not self._simulated and (reason := why_no_gpus()):
+            return reason
+        return self._containers.why_impossible()
+
+    def image_facts(self) -> Mapping[str, str | None]:
+        """``images``: as `images` says it; ``image_runtime``: what runs them, with its version."""
+        return {"images": self.images(), "image_runtime": self._containers.version()}
 
     def prepare(self, image: str, on_progress: Callable[[str], None], cancelled: Callable[[], bool]) -> None:
-        """See `Engine.prepare`."""
-        on_progress(f"Looking for {image}.")
-        if cancelled():
-            raise EngineError("PREPARE_CANCELLED", "nobody waits any more", retryable=True)
-        raise EngineError("IMAGE_UNSUITABLE", f"{image} cannot run: {self.images()}", retryable=False)
+        """See `Engine.prepare`. Callers who ask for the same image at once share one pull."""
+        self._images.prepare(image, on_progress, cancelled)
 
     # Starting
 
@@ -181,9 +193,10 @@ class LocalEngine:
             raise EngineError("LAUNCH_INVALID", "there is nothing to execute", retryable=False)
         limits, totals = launch.limits, self._totals
         memory_mb = min(limits.memory_mb, totals.memory_mb)
-        may_mount = self._private_shm or self._isolation is not None
+        apart = self._isolation is not None or launch.image is not None
+        may_mount = self._private_shm or apart
         mounted = inputs.mounts(launch, self._root, may_mount=may_mount)
-        content = mounts.SANDBOX_CONTENT if self._isolation else os.fspath(path / folder.CONTENT)
+        content = mounts.SANDBOX_CONTENT if apart else os.fspath(path / folder.CONTENT)
         environment = program_environment(
             {**launch.env, **inputs.variables(launch.paths, launch.mounts, content)},
             launch.gpus,
@@ -191,8 +204,12 @@ class LocalEngine:
             instance=self.instance,
             real_gpus_present=bool(self._real),
             isolated=self._isolation is not None,
+            image=launch.image is not None,
         )
+        container = self._container(launch, mounted)
         path.mkdir(mode=0o700, exist_ok=True)
+        if launch.image is not None:
+            (path / MARK).write_text(launch.image, encoding="utf-8")
         folder.write_durably(
             path,
             folder.LAUNCH,
@@ -217,11 +234,29 @@ class LocalEngine:
                 "private_shm": self._private_shm,
                 "mounts": mounted,
                 "sandbox": self._sandbox(launch, mounted),
+                "container": container,
             },
         )
 
+    def _container(self, launch: Launch, mounted: list[list[Any]]) -> dict[str, Any] | None:
+        if launch.image is None:
+            return None
+        known = self._images.find(launch.image)
+        if known is None:
+            message = f"{launch.image} is not on this machine; it has to be pulled again"
+            raise EngineError("IMAGE_GONE", message, retryable=True)
+        if known.fault:
+            raise EngineError("IMAGE_UNSUITABLE", known.fault, retryable=False)
+        binds = [
+            Bind(Path(source), where, read_only=True)
+            for source, place, target in mounted
+            for where in (f"{mounts.SANDBOX_CONTENT}/{place}", target)
+            if where
+        ]
+        return self._containers.box(launch, known.id, binds)
+
     def _sandbox(self, launch: Launch, mounted: list[list[Any]]) -> dict[str, Any] | None:
-        if self._isolation is None:
+        if self._isolation is None or launch.image is not None:
             return None
         return {**self._isolation.sandbox(launch.gpus), "mounts": mounted}
 
@@ -307,13 +342,18 @@ class LocalEngine:
         self.stop(attempt_id, grace_seconds=0)
         with self._guard:
             self._watched.discard(attempt_id)
-        return release(self._path(attempt_id), self._layout, self.instance)
+        remove = None
+        if self._containers.uses(attempt_id):
+            remove = functools.partial(self._containers.release, attempt_id)
+        return release(self._path(attempt_id), self._layout, self.instance, remove)
 
     def forget(self, attempt_id: str) -> None:
         """See `Engine.forget`. The folder leaves in one rename: half of one could be launched again."""
         path = self._path(attempt_id)
         if folder.is_held(path):
             raise EngineError("ATTEMPT_HELD", f"{attempt_id} is not released", retryable=True)
+        if self._containers.uses(attempt_id) and (reason := self._containers.release(attempt_id)):
+            raise EngineError("ATTEMPT_HELD", f"{attempt_id} has a container: {reason}", retryable=True)
         grave = self._trash / f"{attempt_id}.{os.urandom(4).hex()}"
         try:
             path.rename(grave)
@@ -323,9 +363,10 @@ class LocalEngine:
         tree.remove(grave)
 
     def sweep(self, known: Collection[str]) -> Sequence[str]:
-        """See `Engine.sweep`: groups, folders with a shim or an open intent, and marked processes."""
+        """See `Engine.sweep`: groups, containers, folders with a shim or an open intent, marked processes."""
         belongs = set(known)
         strangers = {name for name in self._layout.names() if not name.startswith(".")}
+        strangers |= self._containers.strangers(belongs)
         for entry in self._attempts.iterdir():
             if entry.name not in belongs and self._is_live(entry):
                 strangers.add(entry.name)
@@ -337,6 +378,7 @@ class LocalEngine:
         ended = sorted(strangers - belongs)
         for attempt_id in ended:
             self.release(attempt_id)
+        self._images.evict()
         return ended
 
     @staticmethod
@@ -359,7 +401,9 @@ class LocalEngine:
         """See `Engine.close`. The engine is of no use afterwards; closing again does nothing."""
         if self._notify < 0:
             return
+        self._images.close()
         self._forks.close()
+        self._containers.close()
         if self._supervisors:
             with contextlib.suppress(OSError):  # not empty while a fork server stays with its shims
                 self._supervisors.rmdir()

@@ -46,16 +46,17 @@ def program_environment(
     instance: str,
     real_gpus_present: bool,
     isolated: bool,
+    image: bool = False,
 ) -> dict[str, str]:
-    """The whole environment of one program.
+    """The whole environment of one program; with an image, what is added to the image's own.
 
-    ``CUDA_VISIBLE_DEVICES`` holds the assigned indices; in a sandbox the GPUs' own ids, as those that
-    are there have other indices when others are not. It is empty for a program without GPUs, and
+    ``CUDA_VISIBLE_DEVICES`` holds the assigned indices; in a sandbox or an image the GPUs' own ids, as
+    those that are there have other indices when others are not. It is empty for a program without GPUs, and
     for simulated ones on a machine with real GPUs: nobody reaches a device that was not handed out.
     """
     simulated = any(gpu.simulated for gpu in gpus)
     indices = ",".join(str(gpu.index) for gpu in gpus)
-    visible = ",".join(gpu.uuid for gpu in gpus) if isolated and not simulated else indices
+    visible = ",".join(gpu.uuid for gpu in gpus) if (isolated or image) and not simulated else indices
     ours = {
         "TRAINSHED_ATTEMPT_ID": attempt_id,
         "TRAINSHED_INSTANCE": instance,
@@ -69,5 +70,5 @@ def program_environment(
     if simulated:
         ours["TRAINSHED_GPUS_SIMULATED"] = "1"
     # Output goes to a pipe, where Python would hold back kilobytes of progress that a person waits for.
-    defaults = base_environment() | {"PYTHONUNBUFFERED": "1"} | (_INSIDE if isolated else {})
-    return defaults | dict(own) | ours
+    defaults = {"PYTHONUNBUFFERED": "1"} | (_INSIDE if isolated else {})
+    return ({} if image else base_environment()) | defaults | dict(own) | ours

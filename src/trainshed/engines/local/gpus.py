@@ -61,7 +61,7 @@ def model_name(product: str) -> str:
 
 
 @contextmanager
-def _nvml() -> Iterator[bool]:
+def nvml() -> Iterator[bool]:
     """Run with NVML; ``False`` where there is no driver. One user at a time."""
     with _NVML_GUARD:
         try:
@@ -78,7 +78,7 @@ def _nvml() -> Iterator[bool]:
 def inventory() -> tuple[Gpu, ...]:
     """The real GPUs, by NVML index. A device that does not answer is left out."""
     found = []
-    with _nvml() as there:
+    with nvml() as there:
         for index in range(pynvml.nvmlDeviceGetCount() if there else 0):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -93,7 +93,7 @@ def inventory() -> tuple[Gpu, ...]:
 def metrics() -> tuple[GpuMetrics, ...]:
     """Utilisation, memory, power, temperature and users of each real GPU now."""
     found = []
-    with _nvml() as there:
+    with nvml() as there:
         for index in range(pynvml.nvmlDeviceGetCount() if there else 0):
             try:
                 found.append(_measure(index))
@@ -126,7 +126,7 @@ def device_files(assigned: Sequence[Gpu]) -> list[str]:
     Raises `EngineError` for a GPU that does not answer.
     """
     real = [gpu for gpu in assigned if not gpu.simulated]
-    with _nvml() as there:
+    with nvml() as there:
         if not there or not real:
             return []
         try:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainshed.engines.contract import Release
+from trainshed.engines.contract import EngineError, Release
 from trainshed.jobkit import folder, mounts, procs, tree
 from trainshed.jobkit.cgroups import Group, Layout
 from trainshed.jobkit.logwriter import end_log
@@ -20,9 +20,12 @@ _GROUP_SECONDS = 5.0
 _SCAN_SECONDS = 3.0
 
 
-def release(path: Path, layout: Layout, instance: str) -> Release:
+def release(
+    path: Path, layout: Layout, instance: str, remove_container: Callable[[], str | None] | None = None
+) -> Release:
     """Release the attempt in ``path``, whose stop without grace is already recorded.
 
+    ``remove_container``, where it may have one, says why that is still there.
     Every step may be repeated. ``confirmed`` means that each check below saw what it must see.
     """
     checks: dict[str, str] = {}
@@ -50,8 +53,12 @@ def release(path: Path, layout: Layout, instance: str) -> Release:
             "none carries the mark" if processes_gone else "some that carry the mark cannot be killed"
         )
 
+    container_gone = True
+    if remove_container is not None and shim_gone:
+        container_gone, checks["container"] = _without_container(remove_container)
+
     work_gone = False
-    if shim_gone and group_gone and processes_gone:
+    if shim_gone and group_gone and processes_gone and container_gone:
         try:
             tree.remove(path / folder.WORK)
             tree.remove(path / folder.TEMPORARY)
@@ -63,8 +70,16 @@ def release(path: Path, layout: Layout, instance: str) -> Release:
         except OSError as error:
             checks["work"] = f"not removed: {error}"
     else:
-        checks["work"] = "kept while processes may use it"
+        checks["work"] = "kept while something may use it"
     return Release(work_gone, checks, killed)
+
+
+def _without_container(remove: Callable[[], str | None]) -> tuple[bool, str]:
+    try:
+        reason = remove()
+    except EngineError as error:
+        reason = error.message
+    return (False, f"not removed: {reason}") if reason else (True, "removed")
 
 
 def kill(path: Path, layout: Layout, instance: str) -> None:

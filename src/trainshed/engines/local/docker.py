@@ -1,0 +1,89 @@
+"""docker, for machines without podman. Its daemon is shared: only what carries our label is touched.
+
+Registries and mirrors are the daemon's own settings; ours are for podman.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainshed.engines.local import runtimes
+from trainshed.engines.local.runtimes import Container, ImageFacts, Starting
+from trainshed.jobkit import container
+from trainshed.model.images import ImageReference, RegistryRules
+
+_SLICES = "systemd"
+"""The daemon's driver of control groups that takes no groups of others."""
+
+
+class Docker:
+    """The docker daemon that ``DOCKER_HOST`` or its own default names."""
+
+    name = "docker"
+
+    def __init__(self, program: str, home: Path) -> None:
+        self.program = program
+        for path in (home, home / "home"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.environment: dict[str, str] = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": os.fspath(home / "home"),  # nobody's credentials
+        }
+        for name, value in os.environ.items():
+            if name.startswith("DOCKER_") and name != "DOCKER_CONFIG":
+                self.environment[name] = value
+        self._groups = ""
+
+    def why_unusable(self) -> str | None:
+        """Why its containers cannot be used, or ``None``."""
+        if os.geteuid() != 0:
+            return "the containers of docker belong to root, and the server is another user; install podman"
+        done = runtimes.call([self.program, "info", "--format={{.CgroupDriver}}"], self.environment)
+        self._groups = done.stdout.strip()
+        return None if done.returncode == 0 else f"docker does not answer: {runtimes.last_words(done.stderr)}"
+
+    def version(self) -> str:
+        done = runtimes.call(
+            [self.program, "version", "--format=docker {{.Server.Version}}"], self.environment
+        )
+        return done.stdout.strip() or "docker"
+
+    def starting(self, wanted: Container, folder: Path) -> Starting:
+        del folder
+        options = [each for each in runtimes.common_options(wanted) if self._takes(each)]
+        run = [self.program, "run", "--detach", f"--name={wanted.name}", "--pull=never", *options]
+        run += ["--entrypoint=bash", *wanted.image, *container.KEEPER]
+        return Starting([run, [self.program, "inspect", "--format={{.State.Pid}}", wanted.name]], None, None)
+
+    def pulling(
+        self, image: ImageReference, registries: RegistryRules
+    ) -> tuple[list[str], Mapping[str, str]]:
+        del registries
+        return [self.program, "pull", str(image)], self.environment
+
+    def downloaded(self) -> int:
+        return 0  # the daemon keeps it to itself; its lines say how far it is
+
+    def inspect(self, image: str) -> ImageFacts | None:
+        done = runtimes.call([self.program, "image", "inspect", image], self.environment)
+        return runtimes.facts(done.stdout) if done.returncode == 0 else None
+
+    def remove_image(self, image: str) -> bool:
+        done = runtimes.call([self.program, "image", "rm", image], self.environment)
+        return done.returncode == 0 or "No such image" in done.stderr
+
+    def containers(self, instance: str) -> list[str]:
+        return runtimes.names([self.program, "ps", "--all"], instance, self.environment)
+
+    def remove(self, name: str) -> str | None:
+        done = runtimes.call([self.program, "rm", "--force", "--volumes", name], self.environment)
+        gone = done.returncode == 0 or "No such container" in done.stderr
+        return None if gone else runtimes.last_words(done.stderr)
+
+    def close(self) -> None:
+        """Nothing of a boot is kept."""
+
+    def _takes(self, option: str) -> bool:
+        return self._groups != _SLICES or not option.startswith("--cgroup-parent")
