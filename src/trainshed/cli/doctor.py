@@ -21,6 +21,14 @@ from trainshed.cli.session import Session, json_option
 OK, WARNING, MISSING = "ok", "warning", "missing"
 MIN_FREE_BYTES = 2 << 30
 _PROBE_SECONDS = 10
+
+
+def _server_images(document: Mapping[str, Any]) -> str | None:
+    """What runs images where the server in use is, or why nothing does."""
+    found = (document.get("server") or {}).get("images")
+    return found and (found.get("runtime") or f"none: {found.get('reason')}")
+
+
 CHECKS = Table(
     (
         Column("CHECK", "name"),
@@ -45,6 +53,7 @@ SERVER = Fields(
         ("data folder", "server.data_folder.path"),
         ("blobs in", "server.content_store.place"),
         ("isolation", "server.isolation"),
+        ("images", _server_images),
         ("no server", "server_reason"),
     ),
 )
@@ -85,7 +94,6 @@ def doctor(session: Session) -> None:
         _gpus(),
         *_engine(),
         _bubblewrap(),
-        _images(),
         _database(),
         _disk(),
         _home(),
@@ -130,16 +138,17 @@ def _gpus() -> Check:
 
 
 def _engine() -> list[Check]:
-    """How each limit would be enforced, asked of the engine itself in a folder that goes away again."""
+    """What the engine itself says, in a folder that goes away again: limits, and whether images run."""
     from trainshed.engines.local import LocalEngine  # noqa: PLC0415 - as in _gpus
 
     with tempfile.TemporaryDirectory(prefix="trainshed-doctor-") as folder:
         engine = LocalEngine(Path(folder) / "engine")
         try:
             limits = engine.enforcement()
+            images = engine.image_facts()
         finally:
             engine.close()
-    return [
+    limited = [
         Check(
             f"limit: {name}",
             WARNING if how == "not enforced" else OK,
@@ -150,6 +159,7 @@ def _engine() -> list[Check]:
         for name, how in limits.items()
         if name != "isolation"  # the server in use says which one is on, `_bubblewrap` what is possible
     ]
+    return [*limited, _images(images)]
 
 
 _LIMITS: Mapping[str, str] = {
@@ -161,6 +171,7 @@ _LIMITS: Mapping[str, str] = {
     "log": "a Trial cannot fill the disk with output",
     "tree": "every process of a Trial is ended with it",
 }
+_IMAGES_REMEDY = "Install podman (and runc or crun); see docs/images.md."
 _CGROUPS = "Run where control groups are writable: as root, or in a systemd user session with Delegate=yes."
 _LIMIT_REMEDY: Mapping[str, str] = {
     "cpus": _CGROUPS,
@@ -182,8 +193,13 @@ def _bubblewrap() -> Check:
     return Check("isolation", WARNING, f"not possible: {reason}", matters, remedy)
 
 
-def _images() -> Check:
-    return Check("images", WARNING, "this version runs programs, not images", "Trials that name an image")
+def _images(facts: Mapping[str, str | None]) -> Check:
+    """Whether images run here. It is tried, by the engine."""
+    matters = "Trials that name an image (`--docker`)"
+    reason = facts["images"]
+    if reason is None:
+        return Check("images", OK, f"run by {facts['image_runtime']}", matters)
+    return Check("images", WARNING, f"not possible: {reason}", matters, _IMAGES_REMEDY)
 
 
 def _database() -> Check:

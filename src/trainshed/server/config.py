@@ -15,6 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 from trainshed.content.addresses import StoreAddress
+from trainshed.content.local import DEFAULT_CACHE_BYTES
+from trainshed.engines import local as engines
 from trainshed.engines.local import DEFAULT_USER, Isolation
 from trainshed.model.images import DOCKER_HUB, RegistryRules, host_fault, parse_mirror, place_fault
 from trainshed.policy.effective import ServerPolicy
@@ -22,6 +24,7 @@ from trainshed.server.limits import Action, Rate
 from trainshed.server.services import BodyLimits
 
 ISOLATIONS = ("none", "bubblewrap")
+IMAGE_RUNTIMES = ("auto", "podman", "docker", "none")
 
 
 def _setting(
@@ -163,6 +166,10 @@ class ImageSettings:
         3, "How often a failed pull is repeated before its Trial fails; -1: for ever.", least=-1
     )
     cache_bytes: int = _setting(50 << 30, "How much disk images that no Trial uses may keep.", least=0)
+    runtime: str = _setting(
+        "auto", "What runs images: `podman`, `docker`, either (`auto`) or `none`.", options=IMAGE_RUNTIMES
+    )
+    stall_seconds: float = _setting(60.0, "A pull that gets nothing for so long has failed.", least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +248,16 @@ class Config:
         if self.engine.isolation == "none":
             return None
         return Isolation(self.engine.isolation_network, self.engine.isolation_user, tuple(hide))
+    @property
+    def image_engine(self) -> engines.ImageSettings:
+        """How images are got and kept where the engine runs."""
+        return engines.ImageSettings(
+            registries=self.registries,
+            cache_bytes=self.images.cache_bytes,
+            stall_seconds=self.images.stall_seconds,
+            runtime=self.images.runtime,
+        )
+
 
     @property
     def policy(self) -> ServerPolicy:

@@ -95,7 +95,12 @@ def build(
         host = None
         if role != "api":
             isolation = config.isolation((folder.root, *hide))
-            engine = LocalEngine(folder.engine, simulate_gpus=simulate_gpus or None, isolation=isolation)
+            engine = LocalEngine(
+                folder.engine,
+                simulate_gpus=simulate_gpus or None,
+                isolation=isolation,
+                images=config.image_engine,
+            )
             stack.callback(engine.close)
             _publish_machine(database, engine, isolation)
             host = _host(config, database, engine, blobs, ids)
@@ -150,7 +155,7 @@ def _publish_machine(database: Database, engine: LocalEngine, isolation: Isolati
     facts = {
         "enforcement": dict(engine.enforcement()),
         "isolation": describe(isolation),
-        "images": engine.images(),
+        **engine.image_facts(),
         "architecture": machine_architecture(),
     }
     text = json.dumps(facts, sort_keys=True)

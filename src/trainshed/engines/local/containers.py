@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,8 +50,8 @@ class ImageSettings:
     """An image used so recently stays whatever the limit: it is about to be launched."""
     stall_seconds: float = 60.0
     """A pull that gets nothing for so long has failed."""
-    runtime: str | None = None
-    """``podman`` or ``docker``; ``None``: podman, else docker."""
+    runtime: str = "auto"
+    """``podman``, ``docker``, the first of them that is there (``auto``), or ``none``."""
 
 
 class Containers:
@@ -109,8 +108,12 @@ class Containers:
     def _find(self) -> Runtime:
         found = runtimes.find(self._settings.runtime)
         if found is None:
-            wanted = self._settings.runtime or "neither podman nor docker"
-            words = f"{wanted} is {'not ' if self._settings.runtime else ''}installed on the server's machine"
+            words = {
+                "auto": "neither podman nor docker is installed on the server's machine",
+                "none": "its administrator switched images off (images.runtime)",
+            }.get(
+                self._settings.runtime, f"{self._settings.runtime} is not installed on the server's machine"
+            )
             raise EngineError("IMAGES_UNAVAILABLE", words, retryable=False)
         name, program = found
         if name == "docker":
@@ -386,9 +389,3 @@ def _relative(layout: cgroups.Layout, hierarchies: Sequence[str]) -> str | None:
             if parent.startswith(f"{mount}/"):
                 return parent.removeprefix(mount)
     return None
-
-
-def describe(settings: ImageSettings | None = None) -> str:
-    """One sentence for people who look at a machine without a server: is there a runtime at all."""
-    found = runtimes.find((settings or ImageSettings()).runtime)
-    return shutil.which(found[1]) or found[1] if found else "neither podman nor docker is installed"

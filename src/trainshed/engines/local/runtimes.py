@@ -379,9 +379,9 @@ def oci_runtimes() -> list[str]:
     return [name for name in order if shutil.which(name, path=_path())]
 
 
-def find(wanted: str | None) -> tuple[str, str] | None:
-    """Name and program of the runtime to use; ``wanted`` allows no other."""
-    for name in (wanted,) if wanted else RUNTIMES:
+def find(wanted: str) -> tuple[str, str] | None:
+    """Name and program of the runtime to use; ``wanted`` allows no other, unless it is ``auto``."""
+    for name in RUNTIMES if wanted == "auto" else {wanted} & set(RUNTIMES):
         if program := shutil.which(name, path=_path()):
             return name, program
     return None

@@ -127,6 +127,9 @@ def read_system(call: Call) -> shapes.System:
             "simulated": any(node.simulated for node in nodes),
             "enforcement": facts.get("enforcement", {}),
             "isolation": facts.get("isolation", "unknown: no controller has run yet"),
+            "images": shapes.SystemImages(
+                runtime=facts.get("image_runtime"), reason=facts.get("images", "no controller has run yet")
+            ),
             "queue": states,
         }
     )

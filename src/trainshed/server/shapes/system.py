@@ -67,6 +67,13 @@ class ContentStore(Shape):
     place: str = Field(description="For people; holds no credentials.", examples=["s3://bucket/prefix"])
 
 
+class SystemImages(Shape):
+    """Whether Trials can run in images."""
+
+    runtime: str | None = Field(description="What runs them.", examples=["podman 4.3.1"])
+    reason: str | None = Field(description="Why none can run; null if they can.")
+
+
 class System(Shape):
     """What this server runs on and offers."""
 
@@ -79,4 +86,5 @@ class System(Shape):
     simulated: bool = Field(description="True: some GPUs exist only in the accounting.")
     enforcement: dict[str, str] = Field(description="How each limit is enforced, or `not enforced`.")
     isolation: str = Field(description="Whose eyes a Trial sees the machine with.")
+    images: SystemImages
     queue: dict[str, Any]
