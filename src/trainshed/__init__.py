@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from trainshed.sdk import (
         ApiError,
         Artifact,
+        Checkpoint,
+        CheckpointFile,
         Client,
         ConfigurationError,
         Conflict,
@@ -47,6 +49,8 @@ __version__ = "0.1.0"
 __all__ = [
     "ApiError",
     "Artifact",
+    "Checkpoint",
+    "CheckpointFile",
     "Client",
     "ConfigurationError",
     "Conflict",

@@ -112,6 +112,12 @@ def client(module_server: ServerProcess, tmp_path: Path) -> PublishedClient:
 
 
 @pytest.fixture(scope="module")
+def module_client(module_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> PublishedClient:
+    """As `client`, for what a module does once."""
+    return client_of(module_server, tmp_path_factory.mktemp("users") / "user")
+
+
+@pytest.fixture(scope="module")
 def files_runner(module_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Runner that writes three files below ``out`` and declares them; its selector by commit."""
     folder = tmp_path_factory.mktemp("files-runner")

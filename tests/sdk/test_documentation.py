@@ -20,7 +20,16 @@ def public(value):
 
 def test_every_resource_and_method_is_documented_and_exists():
     with FakeServer({}) as server, Client(server.url) as client:
-        for name in ("training_jobs", "jobs", "trials", "runners", "projects", "members", "keys"):
+        for name in (
+            "training_jobs",
+            "jobs",
+            "trials",
+            "checkpoints",
+            "runners",
+            "projects",
+            "members",
+            "keys",
+        ):
             (row,) = re.findall(rf"^\| `client\.{name}` \| (.*) \|$", TEXT, re.MULTILINE)
             listed = {re.match(r"\w+", cell)[0] for cell in re.findall(r"`([^`]+)`", row)}
             assert listed == public(getattr(client, name)), name

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 JOB_ID = "job_01KB7Q3V9E8Z6R5T4W3X2Y1M0N"
 TRIAL_ID = "trial_01KB7Q3V9E8Z6R5T4W3X2Y1M0N"
+CHECKPOINT_ID = "ckpt_01KB7Q3V9E8Z6R5T4W3X2Y1M0N"
 NOW = "2026-01-02T03:04:05.678901+00:00"
 
 
@@ -40,6 +42,54 @@ def trial(**changes: Any) -> dict[str, Any]:
         "started_at": NOW,
         "finished_at": NOW,
         "error": None,
+        **changes,
+    }
+
+
+def checkpoint(files: Mapping[str, bytes] | None = None, **changes: Any) -> dict[str, Any]:
+    """A Checkpoint with these files."""
+    uri = f"envloop://{JOB_ID}/{CHECKPOINT_ID}"
+    listed = [
+        {"name": name, "size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in (files or {}).items()
+    ]
+    return {
+        "checkpoint_id": CHECKPOINT_ID,
+        "job_id": JOB_ID,
+        "train_job_id": JOB_ID,
+        "trial_id": TRIAL_ID,
+        "attempt_id": "att_01KB7Q3V9E8Z6R5T4W3X2Y1M0N",
+        "checkpoint_type": "lora",
+        "base_model": "team/base",
+        "lora_rank": 8,
+        "step": 500,
+        "parent": None,
+        "metric": "eval_loss",
+        "metric_value": 0.25,
+        "folder": "out/checkpoint-500",
+        "uri": uri,
+        "tinker_path": uri,
+        "durable": True,
+        "pinned": False,
+        "superseded": None,
+        "size_bytes": sum(file["size_bytes"] for file in listed),
+        "files": listed,
+        "created_at": NOW,
+        **changes,
+    }
+
+
+def receipt(status: str = "SUCCEEDED", **changes: Any) -> dict[str, Any]:
+    """The receipt of a deleted Checkpoint."""
+    return {
+        "operation_id": "op_01KB7Q3V9E8Z6R5T4W3X2Y1M0N",
+        "project_id": "default",
+        "kind": "checkpoint.delete",
+        "resource_id": CHECKPOINT_ID,
+        "status": status,
+        "errors": [],
+        "created_at": NOW,
+        "updated_at": NOW,
         **changes,
     }
 

@@ -57,8 +57,9 @@ def definition(
     resources: Mapping[str, Any] | None = None,
     timeout_seconds: int | None = None,
     image: str | None = None,
+    tables: str = "",
 ) -> str:
-    """The text of a ``runner.toml``."""
+    """The text of a ``runner.toml``; ``tables`` ends it."""
     lines = [] if image is None else [f'image = "{image}"']
     lines += ["[execution]", f'entrypoint = "{entrypoint}"', f"outputs = {json.dumps(list(outputs))}"]
     if timeout_seconds is not None:
@@ -67,7 +68,7 @@ def definition(
     lines += [f"{key} = {json.dumps(value)}" for key, value in (resources or {"gpus": 1}).items()]
     for name in params:
         lines.append(f"[params.{name}]")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, tables]) + "\n"
 
 
 def trainshed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from trainshed.cli.session import Session, interactive
 
 if TYPE_CHECKING:
     from trainshed.sdk import Artifact, Client
-    from trainshed.sdk.download import Downloaded
+    from trainshed.sdk.download import Downloaded, Progress
 
 
 def fetch(
@@ -25,13 +25,26 @@ def fetch(
     parallel: int = 4,
 ) -> Sequence[Downloaded]:
     """Download a Trial's artifacts; a person at a terminal sees a bar for each file."""
+    return with_bars(
+        session,
+        lambda progress: client.trials.download(
+            trial_id, folder, names=names, overwrite=overwrite, parallel=parallel, progress=progress
+        ),
+    )
+
+
+def with_bars(
+    session: Session, download: Callable[[Progress | None], Sequence[Downloaded]]
+) -> Sequence[Downloaded]:
+    """Run ``download``; a person at a terminal sees a bar for each file."""
     if session.json or not interactive():
-        return client.trials.download(trial_id, folder, names=names, overwrite=overwrite, parallel=parallel)
+        return download(None)
     from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
-    from rich.progress import Progress, TaskID  # noqa: PLC0415 - as above
+    from rich.progress import Progress as Bars  # noqa: PLC0415 - as above
+    from rich.progress import TaskID  # noqa: PLC0415 - as above
 
     tasks: dict[str, TaskID] = {}
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    with Bars(console=Console(stderr=True), transient=True) as bars:
 
         def moved(artifact: Artifact, done: int) -> None:
             task = tasks.get(artifact.name)
@@ -39,16 +52,18 @@ def fetch(
                 task = tasks[artifact.name] = bars.add_task(artifact.name[-40:], total=max(artifact.size, 1))
             bars.update(task, completed=done if artifact.size else 1)
 
-        return client.trials.download(
-            trial_id, folder, names=names, overwrite=overwrite, parallel=parallel, progress=moved
-        )
+        return download(moved)
 
 
-def outcome(trial_id: str, folder: Path, results: Sequence[Downloaded]) -> tuple[dict[str, Any], View]:
-    """The document and the view of finished downloads."""
+def outcome(
+    name: str, folder: Path, results: Sequence[Downloaded], *, noun: str = "trial"
+) -> tuple[dict[str, Any], View]:
+    """The document and the view of finished downloads; ``name`` names the Trial, or what ``noun`` says."""
     items = [_item(result) for result in results]
+    if noun != "trial":
+        items = [{key: value for key, value in item.items() if key != "artifact_id"} for item in items]
     document = {
-        "trial_id": trial_id,
+        f"{noun}_id": name.rpartition("/")[2],
         "folder": str(folder),
         "items": items,
         "skipped": [item["name"] for item in items if item["state"] == "skipped"],
@@ -62,7 +77,7 @@ def outcome(trial_id: str, folder: Path, results: Sequence[Downloaded]) -> tuple
             Column("SHA256", "sha256", rank=1),
         ),
         below="reason",
-        empty="No artifacts to download.",
+        empty="No files to download.",
     )
     return document, view
 

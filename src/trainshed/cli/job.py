@@ -15,7 +15,7 @@ from trainshed.cli.follow import RELEASE_SECONDS, log_options, print_log, show_l
 from trainshed.cli.lazy import Group
 from trainshed.cli.logs import LogStyle
 from trainshed.cli.output import Sentence, count
-from trainshed.cli.parameters import JOB, POSITIVE, SECONDS, Whole
+from trainshed.cli.parameters import CHECKPOINT, JOB, POSITIVE, SECONDS, Whole
 from trainshed.cli.runner import suggestions
 from trainshed.cli.session import Session, interactive, json_option, quiet_option
 from trainshed.cli.submission import MAX_TRIALS, SIZE, Options, from_file, from_options, read_file
@@ -44,6 +44,9 @@ def job() -> None:
 @click.option("--shm-size", "shm_mb", type=SIZE, help="Shared memory of each Trial, e.g. 16Gi.")
 @click.option("--command", metavar="TEXT", help="Fills the Runner's `run_command`, byte for byte.")
 @click.option("--profile-file", metavar="FILE", help="JSON document of a Job Profile (`-` = stdin).")
+@click.option(
+    "--resume-from", type=CHECKPOINT, metavar="CHECKPOINT", help="Go on from this Checkpoint: id or URI."
+)
 @click.option("--timeout-seconds", type=POSITIVE, help="Time limit of each Trial.")
 @click.option("--request-id", metavar="ID", help="Names this submission; a retry finds the same Job.")
 @click.option("--spec", metavar="FILE", help="JSON request (`-` = stdin); options win in every Trial.")

@@ -25,6 +25,7 @@ _HERE = "trainshed.cli"
 COMMANDS = {
     "job": (f"{_HERE}.job:job", "Submit, watch and stop Jobs."),
     "trial": (f"{_HERE}.trial:trial", "Look at Trials and fetch what they produced."),
+    "checkpoint": (f"{_HERE}.checkpoint:checkpoint", "Look at, fetch, keep and delete Checkpoints."),
     "runner": (f"{_HERE}.runner:runner", "Publish and look at Runners."),
     "login": (f"{_HERE}.login:login", "Check a key and save it for later commands."),
     "logout": (f"{_HERE}.login:logout", "Forget the saved login."),

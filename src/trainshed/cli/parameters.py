@@ -49,10 +49,14 @@ class Seconds(click.ParamType[float]):
 
 
 class IdOf(click.ParamType[str]):
-    """The id of a Job or of a Trial; that of the other kind is refused with the command to use instead."""
+    """An id of one kind of thing; that of another kind is refused with the command to use instead."""
 
     name = "id"
-    _KINDS = (("job_", "Job", "job get"), ("trial_", "Trial", "trial get"))
+    _KINDS = (
+        ("job_", "Job", "job get"),
+        ("trial_", "Trial", "trial get"),
+        ("ckpt_", "Checkpoint", "checkpoint show"),
+    )
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -73,3 +77,4 @@ POSITIVE = Whole(1)
 SECONDS = Seconds()
 JOB = IdOf("Job")
 TRIAL = IdOf("Trial")
+CHECKPOINT = IdOf("Checkpoint")

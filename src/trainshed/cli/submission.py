@@ -55,6 +55,7 @@ class Options:
     image: str | None = None
     command: str | None = None
     profile: Mapping[str, Any] | None = None
+    resume_from: str | None = None
     timeout_seconds: int | None = None
     request_id: str | None = None
     gpu_type: str | None = None
@@ -66,7 +67,7 @@ class Options:
 
     def spec_values(self) -> dict[str, Any]:
         """The given options that go into a Trial's spec."""
-        named = ("runner", "image", "command", "profile", "timeout_seconds")
+        named = ("runner", "image", "command", "profile", "resume_from", "timeout_seconds")
         return {key: getattr(self, key) for key in named if getattr(self, key) is not None}
 
     def resource_values(self) -> dict[str, Any]:

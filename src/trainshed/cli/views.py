@@ -63,6 +63,17 @@ def artifact_size(row: Document) -> str:
     return size(int(row.get("size") or 0))
 
 
+def metric_text(row: Document) -> str | None:
+    """The metric that a Checkpoint is judged by, with its value."""
+    value = row.get("metric_value")
+    return f"{row.get('metric')} {value:g}" if isinstance(value, int | float) else None
+
+
+def kept_text(row: Document) -> str:
+    """Whether a Checkpoint stays: for good, until somebody deletes it, or not much longer."""
+    return "pinned" if row.get("pinned") else "superseded" if row.get("superseded") else "yes"
+
+
 def resources_text(row: Document) -> str | None:
     """The effective resources of a Trial."""
     given = row.get("resources")
@@ -237,6 +248,7 @@ TRIAL = Fields(
         ("image", image_text),
         ("entrypoint", "entrypoint"),
         ("command", "command"),
+        ("resumes from", "resume_from"),
         ("profile", "profile.schema"),
         ("profile sha256", "profile_sha256"),
         ("recipe", recipe_text),
@@ -272,6 +284,49 @@ CHECKPOINTS = Table(
     ),
     empty="No Checkpoints.",
     rows="checkpoints",
+)
+CHECKPOINT_LIST = Table(
+    (
+        Column("CHECKPOINT", "checkpoint_id"),
+        Column("STEP", "step"),
+        Column("BASE MODEL", "base_model", shortest=16),
+        Column("RANK", "lora_rank", rank=3),
+        Column("METRIC", metric_text, rank=2),
+        Column("SIZE", lambda row: size(int(row.get("size_bytes") or 0))),
+        Column("KEPT", kept_text),
+        Column("JOB", "job_id", rank=1),
+        Column("CREATED", "created_at", rank=1),
+    ),
+    empty="No Checkpoints: a Trial leaves one where it saves a LoRA adapter among its declared outputs.",
+)
+CHECKPOINT = Fields(
+    (
+        ("checkpoint", "checkpoint_id"),
+        ("uri", "uri"),
+        ("type", "checkpoint_type"),
+        ("base model", "base_model"),
+        ("rank", "lora_rank"),
+        ("step", "step"),
+        ("metric", metric_text),
+        ("job", "job_id"),
+        ("trial", "trial_id"),
+        ("attempt", "attempt_id"),
+        ("folder", "folder"),
+        ("parent", "parent"),
+        ("kept", kept_text),
+        ("why", "superseded"),
+        ("size", lambda row: size(int(row.get("size_bytes") or 0))),
+        ("created", "created_at"),
+    ),
+)
+CHECKPOINT_FILES = Table(
+    (
+        Column("FILE", "name"),
+        Column("SIZE", lambda row: size(int(row.get("size_bytes") or 0))),
+        Column("SHA256", "sha256", rank=1),
+    ),
+    empty="No files.",
+    rows="files",
 )
 EVENTS = Table(
     (

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainshed.sdk.checkpoints import Checkpoint, CheckpointFile
     from trainshed.sdk.client import Client
     from trainshed.sdk.download import Downloaded
     from trainshed.sdk.errors import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from trainshed.sdk.transport import RetryPolicy
 
 _HOMES = {
+    "checkpoints": ("Checkpoint", "CheckpointFile"),
     "client": ("Client",),
     "download": ("Downloaded",),
     "errors": (
@@ -66,6 +68,8 @@ _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "ApiError",
     "Artifact",
+    "Checkpoint",
+    "CheckpointFile",
     "Client",
     "ConfigurationError",
     "Conflict",

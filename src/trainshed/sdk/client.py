@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainshed.sdk.admin import Keys, Members, Projects
+from trainshed.sdk.checkpoints import Checkpoints
 from trainshed.sdk.discovery import Connection, find_connection, running_embedded
 from trainshed.sdk.home import find_home
 from trainshed.sdk.jobs import Jobs, TrainingJobs
@@ -61,6 +62,7 @@ class Client:
         self.training_jobs = TrainingJobs(self._transport)
         self.jobs = Jobs(self._transport)
         self.trials = Trials(self._transport)
+        self.checkpoints = Checkpoints(self._transport)
         self.runners = Runners(self._transport)
         self.projects = Projects(self._transport)
         self.members = Members(self._transport)

@@ -1,4 +1,4 @@
-"""Downloading a Trial's artifacts: whole, verified, and never outside the target folder.
+"""Downloading artifacts and contents: whole, verified, and never outside the target folder.
 
 Each file is written to a hidden part file beside its place, continued where an earlier try ended, checked
 for size and SHA-256, synced and renamed. Folders below the target are opened one by one without following
@@ -13,9 +13,10 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from trainshed.sdk.transport import ByteAnswer, Transport, route
 
 MAX_PARALLEL = 4
 _CHUNK = 1 << 20
+_READABLE = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 _CONTROL_OR_DRIVE = re.compile(r"[\x00-\x1f\x7f]|^[A-Za-z]:")
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -35,6 +37,20 @@ class Progress(Protocol):
     def __call__(self, artifact: Artifact, done: int, /) -> None:
         """``done`` bytes of ``artifact`` are here and ``artifact.size`` will be."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file to download: what it is called, what it must be, and where its bytes are."""
+
+    name: str
+    size: int
+    sha256: str
+    """Empty where nobody announced it."""
+    route: str
+    key: str
+    """What its part file is named after: a download goes on only for the same thing."""
+    executable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +67,21 @@ class Downloaded:
         return self.path is None and self.error is None
 
 
-def check_names(artifacts: Sequence[Artifact]) -> None:
+def check_names(names: Iterable[str]) -> None:
     """Refuse a list in which any name could leave the folder or two meet; before anything is written.
 
     Raises `UnsafeName`.
     """
     folders: set[str] = set()
-    names: set[str] = set()
-    for artifact in artifacts:
-        name = artifact.name
+    known: set[str] = set()
+    for name in names:
         parts = name.split("/")
         bad = any(part in {"", ".", ".."} for part in parts) or "\\" in name or _CONTROL_OR_DRIVE.search(name)
-        if bad or name in names:
-            raise UnsafeName(
-                f"the artifact name {name!r} {'appears twice' if name in names else 'is not safe'}"
-            )
-        names.add(name)
+        if bad or name in known:
+            raise UnsafeName(f"the name {name!r} {'appears twice' if name in known else 'is not safe'}")
+        known.add(name)
         folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
-    if clash := names & folders:
+    if clash := known & folders:
         raise UnsafeName(f"{min(clash)!r} is both a file and a folder")
 
 
@@ -83,7 +96,7 @@ def download_all(
     progress: Progress | None = None,
 ) -> list[Downloaded]:
     """Download what is uploaded into ``folder``, several files at a time; the results in list order."""
-    check_names(artifacts)
+    check_names(artifact.name for artifact in artifacts)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -116,20 +129,43 @@ def download_one(
     A file that is already there with the right bytes is kept. Raises `UnsafeName`, `LocalFileError`,
     `IntegrityError`, `ApiError` or `ConnectionFailed`.
     """
-    check_names([artifact])
-    target = folder / artifact.name
+    source = Source(
+        artifact.name,
+        artifact.size,
+        artifact.sha256,
+        route("trials", trial_id, "artifacts", artifact.artifact_id, "content"),
+        artifact.artifact_id,
+    )
+    moved = None if progress is None else partial(progress, artifact)
+    return fetch_file(transport, source, folder, overwrite=overwrite, progress=moved)
+
+
+def fetch_file(
+    transport: Transport,
+    source: Source,
+    folder: Path,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
+    """Download one file to ``folder / source.name`` and return that path; raises as `download_one` does.
+
+    ``progress`` is told how many bytes of it are here.
+    """
+    check_names([source.name])
+    target = folder / source.name
     try:
-        with _open_parent(folder, artifact.name) as parent:
-            if not _in_the_way(parent, target, artifact, overwrite=overwrite):
-                _fetch(transport, trial_id, artifact, parent, target.name, progress)
+        with _open_parent(folder, source.name) as parent:
+            if not _in_the_way(parent, target, source, overwrite=overwrite):
+                _fetch(transport, source, parent, target.name, progress)
     except OSError as error:
         raise LocalFileError(f"cannot write {target}: {error.strerror or error}") from error
     if progress is not None:
-        progress(artifact, artifact.size)
+        progress(source.size)
     return target
 
 
-def _in_the_way(parent: int, target: Path, artifact: Artifact, *, overwrite: bool) -> bool:
+def _in_the_way(parent: int, target: Path, source: Source, *, overwrite: bool) -> bool:
     """Whether the wanted file is there already; raises if something else is."""
     try:
         info = os.stat(target.name, dir_fd=parent, follow_symlinks=False)
@@ -137,9 +173,9 @@ def _in_the_way(parent: int, target: Path, artifact: Artifact, *, overwrite: boo
         return False
     if not stat.S_ISREG(info.st_mode):
         raise UnsafeName(f"{target} is a link, a folder or a device; nothing was written")
-    if info.st_size == artifact.size and artifact.sha256:
+    if info.st_size == source.size and source.sha256:
         with os.fdopen(_open_at(parent, target.name, os.O_RDONLY), "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == artifact.sha256:
+            if hashlib.file_digest(file, "sha256").hexdigest() == source.sha256:
                 return True
     if not overwrite:
         raise LocalFileError(
@@ -150,14 +186,9 @@ def _in_the_way(parent: int, target: Path, artifact: Artifact, *, overwrite: boo
 
 
 def _fetch(
-    transport: Transport,
-    trial_id: str,
-    artifact: Artifact,
-    parent: int,
-    name: str,
-    progress: Progress | None,
+    transport: Transport, source: Source, parent: int, name: str, progress: Callable[[int], None] | None
 ) -> None:
-    part = f".trainshed-{hashlib.sha256(artifact.artifact_id.encode()).hexdigest()[:16]}.part"
+    part = f".trainshed-{hashlib.sha256(source.key.encode()).hexdigest()[:16]}.part"
     descriptor = _open_at(parent, part, os.O_RDWR | os.O_CREAT)
     with os.fdopen(descriptor, "r+b", buffering=0):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -166,24 +197,26 @@ def _fetch(
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LocalFileError(f"another download is writing {name} in the same folder") from None
-        path = route("trials", trial_id, "artifacts", artifact.artifact_id, "content")
 
         def once() -> str:
-            digest, start = _resume(descriptor, artifact.size)
-            if start < artifact.size or artifact.size == 0:
-                with transport.stream(path, start=start, etag=artifact.sha256) as answer:
-                    digest = _write(answer, descriptor, digest, start, artifact, progress)
+            digest, start = _resume(descriptor, source.size)
+            if start < source.size or source.size == 0:
+                with transport.stream(source.route, start=start, etag=source.sha256) as answer:
+                    digest = _write(answer, descriptor, digest, start, source.size, progress)
             return digest.hexdigest()
 
         found = transport.repeat(once)
         size = os.fstat(descriptor).st_size
-        if size != artifact.size or (artifact.sha256 and found != artifact.sha256):
+        if size != source.size or (source.sha256 and found != source.sha256):
             os.unlink(part, dir_fd=parent)
             raise IntegrityError(
-                f"{artifact.name}: got {size} bytes with SHA-256 {found}, "
-                f"announced were {artifact.size} bytes with {artifact.sha256 or 'no digest'}",
-                hint="Download it again; if it stays so, the stored artifact is damaged.",
+                f"{source.name}: got {size} bytes with SHA-256 {found}, "
+                f"announced were {source.size} bytes with {source.sha256 or 'no digest'}",
+                hint="Download it again; if it stays so, the stored bytes are damaged.",
             )
+        if source.executable:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            os.fchmod(descriptor, mode | (mode & _READABLE) >> 2)
         os.fsync(descriptor)
         os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
 
@@ -206,8 +239,8 @@ def _write(
     descriptor: int,
     digest: hashlib._Hash,
     start: int,
-    artifact: Artifact,
-    progress: Progress | None,
+    size: int,
+    progress: Callable[[int], None] | None,
 ) -> hashlib._Hash:
     if answer.start != start:
         os.ftruncate(descriptor, 0)
@@ -219,10 +252,10 @@ def _write(
             view = view[os.write(descriptor, view) :]
         digest.update(chunk)
         start += len(chunk)
-        if start > artifact.size:
+        if start > size:
             break
         if progress is not None:
-            progress(artifact, start)
+            progress(start)
     return digest
 
 

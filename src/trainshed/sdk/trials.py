@@ -84,7 +84,7 @@ class Trials:
         written safely and `NotFound` for a name that is not in it.
         """
         found = list(self.iter_artifacts(trial_id))
-        check_names(found)
+        check_names(artifact.name for artifact in found)
         if names is not None:
             there = {each.name: each for each in found}
             if missing := [name for name in names if name not in there]:
