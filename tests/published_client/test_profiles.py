@@ -1,4 +1,4 @@
-"""The published client submits the seed's Job Profile unchanged, and prints why one is refused (E6, E98, b13)."""
+"""The published client submits the seed's Job Profile, and prints why one is refused (E6, E98, b13)."""
 
 from __future__ import annotations
 
