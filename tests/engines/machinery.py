@@ -45,9 +45,9 @@ class LocalHarness(Harness):
     """A Python that programs can reach."""
     started = _STARTED
 
-    def __init__(self, path: Path, **settings: object) -> None:
+    def __init__(self, path: Path, *, root: Path | None = None, **settings: object) -> None:
         self.path = path
-        self.root = path / "engine"
+        self.root = root or path / "engine"
         self._settings = settings
         self._starts = path / "starts"
         self._starts.mkdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.conformance import HELLO, LIMITS, Behaviour, EngineConformance, Harness
+from engines.containers import ImageGround, image_way
 from engines.machinery import IsolatedHarness, LocalHarness
 from trainshed.engines import Launch
 from trainshed.engines.fake import FakeEngine, Script
@@ -73,3 +74,9 @@ class TestIsolatedLocalEngine(EngineConformance):
         harness = IsolatedHarness(tmp_path)
         yield harness
         harness.close()
+
+
+class TestImages(EngineConformance):
+    @pytest.fixture
+    def harness(self, tmp_path: Path, image_ground: ImageGround) -> Iterator[Harness]:
+        yield from image_way(tmp_path, image_ground)

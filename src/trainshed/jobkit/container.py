@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import time
 
 from trainshed.jobkit import linux, procs, sandbox
 
@@ -26,6 +27,7 @@ KEEPER = ("--norc", "--noprofile", "-p", "-c", "exec 3<> <(:); read -r -u 3")
 OUTPUT = "runtime.txt"
 """What the container runtime said last, in the attempt folder."""
 _SECONDS = 120
+_KEEPER_SECONDS = 10
 _OUTPUT_BYTES = 1 << 14
 _DETAIL_CHARS = 600
 _NAMESPACES = ("mnt", "pid", "ipc", "uts", "net")
@@ -85,8 +87,7 @@ def start(path: str, box: Json, attempt_id: str) -> Keeper:
         said = _invoke(path, command, box["environment"])
     monitor = _number(box["monitor"]) if box["monitor"] else None
     pid = _number(box["keeper"]) if box["keeper"] else int(said.strip() or 0)
-    mark = procs.MARK + attempt_id.encode()
-    if not pid or mark not in procs.environment(pid):
+    if not pid or not _became_keeper(pid, procs.MARK + attempt_id.encode()):
         raise OSError(0, f"the container ended as soon as it was made: {_last_words(said)}")
     return Keeper(pid, [pid, *([monitor] if monitor else [])])
 
@@ -135,6 +136,16 @@ def _invoke(path: str, command: list[str], environment: dict[str, str]) -> str:
     if code != 0:
         raise OSError(0, f"{os.path.basename(command[0])} made no container: {_last_words(said)}")
     return said
+
+
+def _became_keeper(pid: int, mark: bytes) -> bool:
+    """Wait until the first process of the container is what was asked for; the runtime says so too early."""
+    deadline = time.monotonic() + _KEEPER_SECONDS
+    while procs.start_time(pid) is not None and time.monotonic() < deadline:
+        if mark in procs.environment(pid):
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def _wait(pid: int) -> int | None:

@@ -1,0 +1,108 @@
+"""Driving a real local engine whose programs run in an image, with podman and a registry on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engines.conformance import written
+from engines.machinery import LocalHarness
+from support.registry import Registry
+from support.waiting import wait_until
+from trainshed.engines import Launch
+from trainshed.engines.local import Isolation, LocalEngine
+from trainshed.jobkit import cgroups, frames, mounts, sandbox
+
+
+@dataclass(frozen=True)
+class ImageGround:
+    """An engine's folder that holds an image already; tests follow each other on it."""
+
+    root: Path
+    image: str
+    """``127.0.0.1:PORT/team/python@sha256:…``: Bash, coreutils and this Python."""
+
+
+def make_ground(root: Path, registry: Registry) -> ImageGround:
+    """Pull the image that programs of the tests run in, once for all of them."""
+    digest = registry.push(registry.image("python", marker="of the image"), "team/python", "1")
+    image = registry.name("team/python", digest=digest)
+    engine = LocalEngine(root)
+    try:
+        engine.prepare(image, lambda _sentence: None, lambda: False)
+    finally:
+        engine.close()
+    return ImageGround(root, image)
+
+
+class ImageHarness(LocalHarness):
+    """The same in an image. A start shows in the log, as a program can write nothing of the host's."""
+
+    engine: LocalEngine
+    interpreter = "python3"
+    started = "cat /proc/sys/kernel/random/uuid >&2"
+
+    def __init__(self, path: Path, ground: ImageGround, **settings: object) -> None:
+        self.image = ground.image
+        self._seen: dict[str, set[bytes]] = {}
+        super().__init__(path, root=ground.root, **settings)
+
+    def program(self, *arguments: object, **settings: object) -> Launch:  # type: ignore[override] # as above
+        return replace(super().program(*arguments, **settings), image=self.image)  # type: ignore[arg-type]
+
+    def starts(self, attempt_id: str) -> int:
+        log = self.engine.logs(attempt_id).frames
+        if log.exists():
+            lines = written(log, frames.STDERR).splitlines()
+            self._seen.setdefault(attempt_id, set()).update(lines)
+        return len(self._seen.get(attempt_id, ()))
+
+    def directory(self, _attempt_id: str) -> str:
+        return sandbox.WORK
+
+    def close(self) -> None:
+        """End everything, and leave the folder as the next test wants it."""
+        self.engine.sweep(())
+        for attempt in list((self.root / "attempts").iterdir()):
+            self.engine.forget(attempt.name)
+        super().close()
+        assert not self.leftovers()
+
+    def leftovers(self) -> list[str]:
+        """Control groups, containers and mounts that are still there after the engine was closed."""
+        return [
+            *super().leftovers(),
+            *left_groups(self.engine.instance),
+            *left_containers(self.root),
+            *mounts.mounted_below(str(self.root)),
+        ]
+
+
+def image_way(path: Path, ground: ImageGround, *, isolated: bool = False) -> Iterator[ImageHarness]:
+    """What a fixture yields: an engine on the common folder, ended with everything it started."""
+    harness = ImageHarness(path, ground, isolation=Isolation(hide=(path,)) if isolated else None)
+    yield harness
+    harness.close()
+
+
+def left_groups(instance: str) -> list[str]:
+    """Control groups of an engine in any hierarchy, also those that only a runtime makes."""
+    return [
+        str(place)
+        for mount in cgroups.hierarchies()
+        for place in Path(mount, "trainshed", instance).rglob("*")
+        if place.is_dir()
+    ]
+
+
+def left_containers(root: Path) -> list[str]:
+    """What podman still keeps of containers, by their ids."""
+    folder = root / "images" / "store" / "overlay-containers"
+    return [entry.name for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+
+
+def running_containers(harness: ImageHarness, attempt_id: str) -> int:
+    """Wait until the attempt has a container that runs; the id of its first process."""
+    pid_file = harness.folder(attempt_id) / "keeper.pid"
+    return wait_until(lambda: int(pid_file.read_text()) if pid_file.exists() and pid_file.read_text() else 0)
