@@ -22,6 +22,7 @@ from support.deployment import (
     empty,
     fleet,
 )
+from support.lora import adapter
 from support.processes import marked
 from trainshed.control.controller import DAY_SECONDS
 from trainshed.control.crashpoints import Point
@@ -29,7 +30,7 @@ from trainshed.engines.contract import Launch, Limits
 from trainshed.engines.fake import Script
 from trainshed.model.errors import Refusal
 from trainshed.model.states import AllocationState, State
-from trainshed.store import manifests, queue
+from trainshed.store import checkpoints, manifests, queue
 from trainshed.store.database import Database
 
 P = Point
@@ -56,7 +57,7 @@ class Story:
 
 
 def _outputs(d: Deployment) -> str:
-    job = d.submit(d.publish(outputs=["out/*"]), "r")
+    job = d.submit(d.publish(outputs=["out/**"]), "r")
     d.settle(job)
     return job
 
@@ -124,7 +125,11 @@ STORIES = {
     "outputs": Story(
         _outputs,
         _COMMON | _RUN | {P.COLLECTING_BEFORE_COMMIT} | _COLLECT | _FINISH,
-        Script(run_seconds=5.0, output=b"line\n", files={"out/a": b"a", "out/b": b"b"}),
+        Script(
+            run_seconds=5.0,
+            output=b"line\n",
+            files={"out/a": b"a", **adapter("out/checkpoint-1"), **adapter("out/checkpoint-2")},
+        ),
     ),
     "plain": Story(_plain, _COMMON | _RUN | _FINISH),
     "at once": Story(_plain, _COMMON | _FINISH, Script()),
@@ -179,7 +184,7 @@ def _run(
     )
     with crashing_at(crash, time=occurrence) as reached:
         job = deployment.surviving(lambda: story.tell(deployment))
-    end = _end(deployment.facts(job))
+    end = [*_end(deployment.facts(job)), _checkpoints(deployment, job)]
     assert max(deployment.starts().values(), default=0) <= 1
     assert not deployment.engine.live(), "something is still held"
     assert not deployment.unreleased()
@@ -187,6 +192,13 @@ def _run(
         _no_garbage_is_left(deployment)
     deployment.close()
     return end, reached
+
+
+def _checkpoints(d: FakeDeployment, job: str) -> Any:
+    with d.database.read() as connection:
+        found = checkpoints.of_job(connection, job)
+        files = checkpoints.files_of_all(connection, [each.id for each in found])
+    return [(each.folder, each.step, [(file.name, file.sha256) for file in files[each.id]]) for each in found]
 
 
 def _no_garbage_is_left(d: FakeDeployment) -> None:
