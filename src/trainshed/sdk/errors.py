@@ -55,6 +55,10 @@ class UnsafeName(LocalFileError):
     """A name would lead out of the target folder or through a link; nothing was written."""
 
 
+class ContentChanged(LocalFileError):
+    """A file does not hold any more what it held when it was hashed; nothing of it was stored."""
+
+
 class IntegrityError(TrainshedError):
     """Bytes arrived whose size or SHA-256 is not the announced one; they were thrown away."""
 

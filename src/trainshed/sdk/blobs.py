@@ -1,0 +1,247 @@
+"""Bringing bytes to the server: only those that it lacks, several at once, large ones in parts.
+
+Whatever happens to the connection or the server, an upload goes on behind the last byte that the server has
+confirmed. A file that does not hold what it held when it was hashed is named, and nothing of it counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from trainshed.sdk.answers import mapping
+from trainshed.sdk.errors import (
+    Conflict,
+    ContentChanged,
+    IntegrityError,
+    InvalidAnswer,
+    LocalFileError,
+    TrainshedError,
+)
+from trainshed.sdk.transport import Transport, route
+
+PARALLEL_UPLOADS = 4
+PART_BYTES = 32 << 20
+"""The largest part that is sent at once; each of the parallel uploads holds one in memory."""
+OUTAGE_SECONDS = 300.0
+"""How long a server that does not answer is waited for, in the middle of an upload."""
+_DIGESTS_A_CALL = 1000
+_DEFAULT_LIMIT = 64 << 20
+_FINISHING_PAUSE_SECONDS = 1.0
+_ROUNDS_WITHOUT_PROGRESS = 20
+_READ_BYTES = 1 << 20
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Bytes with a known digest. ``open`` begins at their first byte each time; ``label`` names them."""
+
+    sha256: str
+    size: int
+    open: Callable[[], BinaryIO]
+    label: str
+
+
+class BlobUploads:
+    """Sends blobs to one server."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def missing(self, digests: Sequence[str]) -> set[str]:
+        """Those of the digests that the server has no blob for. It keeps the others for a while."""
+        return self._missing(digests)[0]
+
+    def send(
+        self,
+        uploads: Iterable[Upload],
+        *,
+        parallel: int = PARALLEL_UPLOADS,
+        progress: Progress | None = None,
+    ) -> int:
+        """Bring all of them to the server; how many it did not have yet.
+
+        ``progress`` is told the bytes done and the bytes in all, from one thread at a time. The first failure
+        ends the others; what was sent stays, and sending again goes on there. Raises `ContentChanged`,
+        `LocalFileError`, `IntegrityError` and what the transport raises.
+        """
+        wanted = {upload.sha256: upload for upload in uploads}
+        meter = _Meter(sum(upload.size for upload in wanted.values()), progress)
+        missing, limit = self._missing(list(wanted))
+        meter.add(sum(upload.size for digest, upload in wanted.items() if digest not in missing))
+        # A large one that begins last would go on alone.
+        waiting = sorted((wanted[digest] for digest in missing), key=lambda upload: -upload.size)
+        sending = _Sending(self._transport, min(limit, PART_BYTES), meter)
+        pool = ThreadPoolExecutor(max(1, parallel), "upload")
+        try:
+            futures = [pool.submit(sending.send, upload) for upload in waiting]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        finally:
+            sending.stop()
+            pool.shutdown(cancel_futures=True)
+        return len(waiting)
+
+    def _missing(self, digests: Sequence[str]) -> tuple[set[str], int]:
+        """The missing ones, and the most bytes that one request takes."""
+        found: set[str] = set()
+        limit = _DEFAULT_LIMIT
+        for start in range(0, len(digests), _DIGESTS_A_CALL):
+            body = {"sha256": list(digests[start : start + _DIGESTS_A_CALL])}
+            where = route("content", "blobs", "missing")
+            answer = mapping(self._transport.call("POST", where, body=body, repeatable=True), "digests")
+            found.update(answer.get("missing", ()))
+            limit = _number(answer.get("max_blob_bytes", limit))
+        return found, limit
+
+
+class _Stopped(Exception):
+    """Another upload failed; this one does not count."""
+
+
+@dataclass(slots=True)
+class _Meter:
+    """Bytes done of all bytes."""
+
+    total: int
+    tell: Progress | None
+    _done: int = 0
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, count: int) -> None:
+        if count and self.tell is not None:
+            with self._guard:
+                self._done += count
+                self.tell(self._done, self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """One `BlobUploads.send`."""
+
+    transport: Transport
+    part_bytes: int
+    meter: _Meter
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def send(self, upload: Upload) -> None:
+        with _local_errors(upload), upload.open() as file:
+            if upload.size > self.part_bytes:
+                self._send_parts(upload, file)
+            else:
+                content = self._read(upload, file, upload.size)
+                self._put(upload, route("content", "blobs", upload.sha256), content)
+                self.meter.add(upload.size)
+
+    def _send_parts(self, upload: Upload, file: BinaryIO) -> None:
+        where = route("content", "blobs", upload.sha256, "upload")
+        offset, told, stuck = self._begun(upload, where), 0, 0
+        while True:
+            self.meter.add(offset - told)
+            told = max(told, offset)
+            file.seek(offset)
+            content = self._read(upload, file, min(self.part_bytes, upload.size - offset))
+            asked_at = time.monotonic()
+            try:
+                answer = self._put(upload, where, content, offset=offset, size=upload.size)
+                if answer.get("stored") is True:
+                    self.meter.add(upload.size - told)
+                    return
+                reached = _number(answer.get("offset"))
+            except Conflict as error:
+                if error.code != "UPLOAD_OFFSET_MISMATCH":
+                    raise
+                # An answer was lost, another client sends the same, or the server lost what it had.
+                reached = _number(error.body.get("offset"))
+            if reached == offset == upload.size:
+                # All is there; the server reads it back or passes it on to its store.
+                self._pause(max(0.0, asked_at + _FINISHING_PAUSE_SECONDS - time.monotonic()))
+                continue
+            stuck = 0 if reached > told else stuck + 1
+            if stuck > _ROUNDS_WITHOUT_PROGRESS:
+                raise InvalidAnswer(f"the upload of {upload.label} does not get beyond byte {told}")
+            offset = min(reached, upload.size)
+
+    def _begun(self, upload: Upload, where: str) -> int:
+        """Where an earlier upload of the same bytes ended."""
+        answer = self._patiently(lambda: self.transport.call("GET", where))
+        state = mapping(answer, "an upload")
+        return _number(state.get("offset")) if state.get("size") == upload.size else 0
+
+    def _read(self, upload: Upload, file: BinaryIO, count: int) -> bytes:
+        """The next bytes of the file; nothing may be missing, and nothing may follow the last ones."""
+        pieces, left = [], count
+        while left:
+            if not (piece := file.read(min(left, _READ_BYTES))):
+                raise _changed(upload, "it has become shorter")
+            pieces.append(piece)
+            left -= len(piece)
+        if file.tell() == upload.size and file.read(1):
+            raise _changed(upload, "it has become longer")
+        return b"".join(pieces)
+
+    def _put(self, upload: Upload, where: str, content: bytes, **query: int) -> Any:
+        def once() -> Any:
+            return self.transport.call("PUT", where, content=content, query=query)
+
+        try:
+            return mapping(self._patiently(once), "a blob")
+        except Conflict as error:
+            if error.code != "CONTENT_HASH_MISMATCH":
+                raise
+            raise self._blamed(upload) from error
+
+    def _patiently(self, once: Callable[[], Any]) -> Any:
+        def unless_stopped() -> Any:
+            if self._stopping.is_set():
+                raise _Stopped
+            return once()
+
+        return self.transport.patiently(unless_stopped, outage_seconds=OUTAGE_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopping.wait(seconds):
+            raise _Stopped
+
+    def _blamed(self, upload: Upload) -> TrainshedError:
+        """Whose fault it is that the server got other bytes than were announced."""
+        digest, size = hashlib.sha256(), 0
+        with upload.open() as file:
+            while piece := file.read(_READ_BYTES):
+                digest.update(piece)
+                size += len(piece)
+        if (digest.hexdigest(), size) != (upload.sha256, upload.size):
+            return _changed(upload, f"its sha256 is now {digest.hexdigest()}")
+        return IntegrityError(f"{upload.label}: other bytes reached the server than were sent")
+
+
+def _changed(upload: Upload, how: str) -> ContentChanged:
+    return ContentChanged(
+        f"{upload.label} was changed since its bytes were hashed: {how}",
+        hint="Publish again when nothing writes to it.",
+    )
+
+
+@contextmanager
+def _local_errors(upload: Upload) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LocalFileError(f"{upload.label}: {error.strerror or error}") from error
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidAnswer("the server says of an upload what is no number of bytes")
+    return value
