@@ -1,4 +1,4 @@
-"""Content on this machine: verified once, linked and not copied, shared, held, bounded, whole or not there."""
+"""Content on this machine: verified once, linked and not copied, shared, held, bounded, whole or absent."""
 
 from __future__ import annotations
 

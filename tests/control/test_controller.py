@@ -30,7 +30,9 @@ def test_hints_alone_are_enough_to_run_a_trial_to_its_release(database, tmp_path
     d = FakeDeployment(database, tmp_path)
     selector = d.publish("exit 0\n")
     engine = LocalEngine(tmp_path / "local", simulate_gpus={"H100": 4})
-    controller = Controller(database, engine, d.blobs, ServerPolicy(), poll_seconds=3600.0)
+    controller = Controller(
+        database, engine, d.blobs, ServerPolicy(), content=d.content(), poll_seconds=3600.0
+    )
     controller.start()
     try:
         assert controller.ready.wait(20)
@@ -48,7 +50,7 @@ def test_a_controller_that_was_stopped_is_deaf(database, tmp_path):
     """Whoever writes afterwards must not ring an engine that is closed."""
     d = FakeDeployment(database, tmp_path)
     engine = LocalEngine(tmp_path / "local", simulate_gpus={"H100": 4})
-    controller = Controller(database, engine, d.blobs, ServerPolicy())
+    controller = Controller(database, engine, d.blobs, ServerPolicy(), content=d.content())
     controller.start()
     controller.stop()
     engine.close()
@@ -71,7 +73,9 @@ def test_the_controllers_thread_survives_an_engine_and_a_database_that_fail(data
         return changed(self, timeout)
 
     monkeypatch.setattr(FakeEngine, "changed", failing)
-    controller = Controller(database, d.engine, d.blobs, ServerPolicy(), d.now, d.new_ids())
+    controller = Controller(
+        database, d.engine, d.blobs, ServerPolicy(), d.now, d.new_ids(), content=d.content()
+    )
     controller.start()
     try:
         job = d.submit(selector)

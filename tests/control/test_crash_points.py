@@ -23,6 +23,7 @@ from support.deployment import (
     fleet,
 )
 from support.lora import adapter
+from support.prepared import READS_PROFILES, profile_of, with_image
 from support.processes import marked
 from trainshed.control.controller import DAY_SECONDS
 from trainshed.control.crashpoints import Point
@@ -35,6 +36,7 @@ from trainshed.store.database import Database
 
 P = Point
 _ACCEPT = {P.ACCEPT_BEFORE_COMMIT, P.ACCEPT_AFTER_COMMIT}
+_PREPARE = {P.PREPARE_AFTER_IMAGE, P.PREPARE_AFTER_CONTENT}
 _PLACE = {P.PLACE_BEFORE_COMMIT, P.PLACE_AFTER_COMMIT, P.LAUNCH_AFTER_ENGINE}
 _RUN = {P.RUNNING_BEFORE_COMMIT, P.RUNNING_AFTER_COMMIT}
 _UNSTARTED = {P.UNSTARTED_BEFORE_COMMIT, P.UNSTARTED_AFTER_COMMIT}
@@ -94,6 +96,14 @@ def _stranger(d: FakeDeployment) -> str:
     return job
 
 
+def _prepared(d: Deployment) -> str:
+    """An image is pulled and content brought to the node before the program starts."""
+    job = d.submit(d.publish(**READS_PROFILES), "r", profile=profile_of(d))
+    with_image(d, job)
+    d.settle(job)
+    return job
+
+
 def _retired(d: Deployment) -> str:
     job = d.submit(d.publish(), "r")
     d.settle(job)
@@ -133,6 +143,7 @@ STORIES = {
     ),
     "plain": Story(_plain, _COMMON | _RUN | _FINISH),
     "at once": Story(_plain, _COMMON | _FINISH, Script()),
+    "prepared": Story(_prepared, _COMMON | _RUN | _FINISH | _PREPARE),
     "nonzero": Story(_plain, _COMMON | _RUN | _FINISH, Script(run_seconds=5.0, code=3)),
     "lost": Story(_plain, _COMMON | _RUN | _FINISH, Script(run_seconds=None, lost_after=3.0)),
     "stopped": Story(
@@ -188,6 +199,7 @@ def _run(
     assert max(deployment.starts().values(), default=0) <= 1
     assert not deployment.engine.live(), "something is still held"
     assert not deployment.unreleased()
+    assert not deployment.content().usage().holders, "content is still held"
     if story.tell is _garbage:
         _no_garbage_is_left(deployment)
     deployment.close()

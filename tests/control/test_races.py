@@ -35,7 +35,7 @@ def running(database, tmp_path):
     """Rows and content, and a controller on real programs with its own threads."""
     d = FakeDeployment(database, tmp_path)
     engine = LocalEngine(tmp_path / "local", simulate_gpus={"H100": 8})
-    controller = Controller(database, engine, d.blobs, _POLICY, poll_seconds=0.1)
+    controller = Controller(database, engine, d.blobs, _POLICY, content=d.content(), poll_seconds=0.1)
     controller.start()
     assert controller.ready.wait(20)
     yield d

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import pytest
 
 from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.local import LocalContent
 from trainshed.control import stopping
 from trainshed.control.accept import Acceptance
 from trainshed.control.controller import Controller
@@ -33,14 +34,17 @@ from trainshed.engines.contract import Engine
 from trainshed.engines.fake import FakeEngine, Script
 from trainshed.engines.fake.engine import World
 from trainshed.engines.local import LocalEngine
+from trainshed.model.about import read_about
 from trainshed.model.access import KeyKind, Permission, Principal, Visibility
+from trainshed.model.content import ContentFile, ContentKind, make_manifest
 from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Amounts, Gpu, Node, simulated_share
 from trainshed.model.runner import parse_definition
 from trainshed.model.runner_tree import RunnerFile, snapshot_sha256, tree_manifest
 from trainshed.model.states import TERMINAL, AllocationState, State
+from trainshed.model.strict_json import canonical_json
 from trainshed.policy.effective import ServerPolicy
-from trainshed.store import access, events, jobs, manifests, queue, runners
+from trainshed.store import access, contents, events, jobs, manifests, queue, runners
 from trainshed.store.database import Database
 from trainshed.store.records import Allocation, Artifact, Event, Job, Project, Trial
 from trainshed.store.tables import metadata
@@ -166,10 +170,14 @@ class Deployment(ABC):
             self.policy,
             self.now,
             self.ids,
-            executor=lambda _: Inline(),
-            **self.options,
+            content=self.content(),
+            **{"executor": lambda _: Inline(), **self.options},
         )
         self.controller.step()
+
+    def content(self) -> LocalContent:
+        """What a new process makes of the content on this machine."""
+        return LocalContent(self.root / "cache", self.blobs, clock=self.now)
 
     def close(self) -> None:
         self.engine.close()
@@ -249,10 +257,12 @@ class Deployment(ABC):
         ref: str | None = None,
         by: Principal | None = None,
         tables: str = "",
+        abis: Sequence[str] = (),
     ) -> str:
         """Publish a Runner without git; answers its pinned selector. ``tables`` ends its definition."""
         definition = (
-            f'[execution]\nentrypoint = "{entrypoint}"\noutputs = {json.dumps(list(outputs))}\n'
+            f'abi = {json.dumps(list(abis))}\n[execution]\nentrypoint = "{entrypoint}"\n'
+            f"outputs = {json.dumps(list(outputs))}\n"
             f"timeout_seconds = {timeout_seconds}\n[resources]\ngpus = {gpus}\n[params.run_command]\n{tables}"
         ).encode()
         tree = {"runner.toml": definition, entrypoint: script.encode(), **(files or {})}
@@ -284,6 +294,39 @@ class Deployment(ABC):
 
         self.database.write(store)
         return f"{name}@{revision}"
+
+    def publish_content(
+        self,
+        kind: ContentKind,
+        name: str,
+        files: Mapping[str, bytes],
+        *,
+        by: Principal | None = None,
+    ) -> dict[str, str]:
+        """Publish a Dataset, Model, Recipe or Plugin; answers how a Job Profile names it."""
+        stored = {path: self.blobs.put(io.BytesIO(data)) for path, data in files.items()}
+        listed = [ContentFile(path, blob.size, blob.sha256) for path, blob in stored.items()]
+        manifest = make_manifest(kind, listed, read_about(kind, list(files), files.get))
+        data = manifest.encode()
+        blobs = {blob.sha256: blob.size for blob in [*stored.values(), self.blobs.put(io.BytesIO(data))]}
+        release = contents.Release(
+            kind=kind,
+            name=name,
+            version=manifest.sha256,
+            manifest_sha256=manifest.sha256,
+            manifest_bytes=len(data),
+            about=canonical_json(dict(manifest.about)),
+            files=len(files),
+            bytes=manifest.total_bytes,
+            blobs=list(blobs),
+        )
+
+        def store(connection: Any) -> None:
+            queue.put_blobs(connection, blobs, at=self.now())
+            contents.publish(connection, by or person(), release, Visibility.PROJECT, at=self.now())
+
+        self.database.write(store)
+        return {"uri": f"envloop://{kind}/{name}@{manifest.sha256}", "manifest_sha256": manifest.sha256}
 
     def submit(
         self,

@@ -40,6 +40,11 @@ class Background:
         with self._lock:
             return key not in self._busy and self._not_before.get(key, 0.0) <= self._clock()
 
+    def is_busy(self, key: str) -> bool:
+        """Whether work for ``key`` goes on now."""
+        with self._lock:
+            return key in self._busy
+
     def start(self, key: str, work: Work) -> None:
         """Run ``work`` unless the key is busy or pauses."""
         with self._lock:
@@ -62,7 +67,7 @@ class Background:
     def _done(self, key: str, future: Future[bool]) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None and not isinstance(error, DatabaseUnavailable):
-            log.error("work on an ended Trial failed; it is tried again", key=key, exc_info=error)
+            log.error("work beside the controller failed; it is tried again", key=key, exc_info=error)
         with self._lock:
             self._busy.discard(key)
             if future.cancelled() or (error is None and future.result()):
@@ -75,18 +80,20 @@ class Background:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The two kinds of long work, apart: a Trial with many outputs must not keep the GPUs of others."""
+    """The kinds of long work, apart: a Trial with many outputs must not keep the GPUs of others."""
 
+    preparing: Background
     collecting: Background
     releasing: Background
 
     def next_due(self) -> float | None:
         """When something that failed is due again (Unix seconds)."""
-        due = [at for at in (self.collecting.next_due(), self.releasing.next_due()) if at is not None]
-        return min(due, default=None)
+        kinds = (self.preparing, self.collecting, self.releasing)
+        return min((at for kind in kinds if (at := kind.next_due()) is not None), default=None)
 
     def close(self) -> None:
         """See `Background.close`."""
+        self.preparing.close()
         self.collecting.close()
         self.releasing.close()
 

@@ -15,6 +15,7 @@ from functools import partial
 import structlog
 
 from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.local import LocalContent
 from trainshed.control import metrics
 from trainshed.control.background import Background, Workers
 from trainshed.control.checkpoints import CheckpointRetention
@@ -38,6 +39,8 @@ _PAUSE_AFTER_ERROR = 1.0
 _GATHER_SECONDS = 0.005
 """Least time between the begins of two steps that hints ask for: what comes meanwhile shares one."""
 _THREADS = 4
+_PREPARING_THREADS = 64
+"""They wait for registries and stores; a slow one must not keep others from starting."""
 _RETIRED_AT_ONCE = 100
 
 log = structlog.get_logger(__name__)
@@ -58,9 +61,12 @@ class Controller:
         clock: Callable[[], float] = time.time,
         ids: IdFactory | None = None,
         *,
+        content: LocalContent,
+        pull_retries: int = 3,
         log_retention_days: float = 90.0,
         gc_grace_hours: float = 24.0,
         gc: bool = True,
+        store_patience_seconds: float = 0.0,
         poll_seconds: float = 1.0,
         executor: Callable[[str], Executor] | None = None,
     ) -> None:
@@ -76,13 +82,23 @@ class Controller:
         executor = executor or _threads
         self._placer = Placer(database, engine.name, policy, clock, ids)
         self._checkpoints = CheckpointRetention(database, clock)
-        finisher = Finisher(database, engine, blobs, policy, clock, ids)
+        self._content = content
+        finisher = Finisher(database, engine, blobs, content, policy, clock, ids)
         self._workers = Workers(
+            preparing=Background(executor("prepare"), clock, self.wake),
             collecting=Background(executor("collect"), clock, self.wake),
             releasing=Background(executor("release"), clock, self.wake),
         )
         self._reconciler = Reconciler(
-            database, engine, blobs, policy, self._placer, finisher, clock, self._workers
+            database,
+            engine,
+            content,
+            policy,
+            self._placer,
+            finisher,
+            clock,
+            self._workers,
+            pull_retries=pull_retries,
         )
         self._garbage = Housekeeping(
             database,
@@ -90,6 +106,7 @@ class Controller:
             clock,
             Background(executor("garbage"), clock, self.wake),
             grace_seconds=gc_grace_hours * 3600.0,
+            patience_seconds=store_patience_seconds,
             regularly=gc,
         )
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
@@ -204,6 +221,8 @@ class Controller:
         for stranger in self._engine.sweep(known):
             metrics.strangers.inc()
             log.warning("ended a stranger", attempt=stranger)
+        for holder in self._content.release_others(known):
+            log.info("let go of content that an ended Attempt held", attempt=holder)
         reach(Point.SWEEP_AFTER_ENGINE)
 
     def _retire(self) -> bool:
@@ -229,4 +248,5 @@ class Controller:
 
 
 def _threads(name: str) -> Executor:
-    return ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix=name)
+    threads = _PREPARING_THREADS if name == "prepare" else _THREADS
+    return ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)

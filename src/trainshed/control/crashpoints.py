@@ -23,6 +23,8 @@ class Point(StrEnum):
     STOP_AFTER_COMMIT = "stop.after_commit"
     PLACE_BEFORE_COMMIT = "place.before_commit"
     PLACE_AFTER_COMMIT = "place.after_commit"
+    PREPARE_AFTER_IMAGE = "prepare.after_image"
+    PREPARE_AFTER_CONTENT = "prepare.after_content"
     LAUNCH_AFTER_ENGINE = "launch.after_engine"
     UNSTARTED_BEFORE_COMMIT = "unstarted.before_commit"
     UNSTARTED_AFTER_COMMIT = "unstarted.after_commit"
@@ -41,14 +43,14 @@ class Point(StrEnum):
     SWEEP_AFTER_ENGINE = "sweep.after_engine"
     RETIRE_AFTER_ENGINE = "retire.after_engine"
     RETIRE_AFTER_COMMIT = "retire.after_commit"
-
-
     GARBAGE_AFTER_LET_GO = "garbage.after_let_go"
     GARBAGE_AFTER_ROWS = "garbage.after_rows"
     GARBAGE_AFTER_MARK = "garbage.after_mark"
     GARBAGE_AFTER_REMOVE = "garbage.after_remove"
     GARBAGE_AFTER_FORGET = "garbage.after_forget"
     GARBAGE_AFTER_ADOPT = "garbage.after_adopt"
+
+
 _CHOSEN = os.environ.get(VARIABLE)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.local import LocalContent
 from trainshed.content.outputs import (
     CollectedFile,
     Collection,
@@ -109,6 +110,7 @@ class Finisher:
         database: Database,
         engine: Engine,
         blobs: FolderBlobStore,
+        content: LocalContent,
         policy: ServerPolicy,
         clock: Callable[[], float],
         ids: IdFactory,
@@ -119,6 +121,7 @@ class Finisher:
         self._policy = policy
         self._clock = clock
         self._ids = ids
+        self._content = content
         self._finder = CheckpointFinder(database, blobs)
         self.closing = threading.Event()
 
@@ -194,6 +197,8 @@ class Finisher:
     def release(self, allocation: Allocation) -> Released:
         """Try once to release everything an Attempt held (E68, E78, P6); `store_releases` records it."""
         result = self._engine.release(allocation.attempt_id)
+        if result.confirmed:
+            self._content.release(allocation.attempt_id)
         reach(Point.RELEASE_AFTER_ENGINE)
         return Released(allocation, result)
 

@@ -10,27 +10,36 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import structlog
 
-from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.local import LocalContent
 from trainshed.content.outputs import CollectionCancelled
 from trainshed.control import metrics
 from trainshed.control.background import Workers
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.finishing import Ended, Finisher, Released, ended_move, started_move
-from trainshed.control.launching import GpusMissing, assigned_gpus, build_launch
+from trainshed.control.launching import (
+    Active,
+    FailedStart,
+    GpusMissing,
+    Inputs,
+    assigned_gpus,
+    build_launch,
+)
 from trainshed.control.placing import Placer
-from trainshed.control.snapshots import Snapshots
+from trainshed.control.preparing import Preparer
+from trainshed.control.snapshots import Snapshots, published_file
+from trainshed.control.unstarted import store_failed_starts
 from trainshed.engines.contract import Engine, EngineError, Launch, Observation, Phase
 from trainshed.model.errors import Refusal
 from trainshed.model.resources import Node
 from trainshed.model.runner_tree import RunnerFile
-from trainshed.model.states import AllocationState, OutputStatus, State
+from trainshed.model.states import AllocationState, State
 from trainshed.policy.effective import ServerPolicy
-from trainshed.policy.retry import Again, after_failed_start
 from trainshed.store import attempts, moves, queue, runners
-from trainshed.store.attempts import End, Start
+from trainshed.store.attempts import Start
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial
@@ -41,24 +50,6 @@ OVERDUE_SECONDS = 30.0
 """How long after its grace an Attempt may still run before it is killed past its own watcher."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Active:
-    """A Trial with the Allocation it holds now."""
-
-    trial: Trial
-    allocation: Allocation
-
-
-@dataclass(frozen=True, slots=True)
-class FailedStart:
-    """A start that certainly did not reach user code."""
-
-    item: Active
-    code: str
-    detail: str
-    retryable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +65,30 @@ class _News:
 class Reconciler:
     """One engine's Attempts. `step` is called by one thread; collecting and releasing run in executors."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works with, and one setting
         self,
         database: Database,
         engine: Engine,
-        blobs: FolderBlobStore,
+        content: LocalContent,
         policy: ServerPolicy,
         placer: Placer,
         finisher: Finisher,
         clock: Callable[[], float],
         workers: Workers,
+        *,
+        pull_retries: int,
     ) -> None:
         self._database = database
         self._engine = engine
-        self._blobs = blobs
+        self._content = content
         self._policy = policy
         self._placer = placer
         self._finisher = finisher
         self._clock = clock
         self._workers = workers
-        self._snapshots = Snapshots(blobs)
+        self._pull_retries = pull_retries
+        self._preparer = Preparer(database, engine, content, clock, workers.preparing)
+        self._snapshots = Snapshots()
         self._launched: dict[str, float] = {}
         self._stopped: set[str] = set()
         self._hurried: set[str] = set()
@@ -121,6 +116,8 @@ class Reconciler:
         ]
         if everything:
             self._forget_all_but(held)
+        if prepared := [item for item in held if self._is_prepared(item)]:
+            self._launch(prepared)
         self._observe(held, changed, everything=everything)
         self._release([a for a in unreleased if a.state is not AllocationState.HELD])
         placed, again = self._placer.run(self.nodes, unreleased)
@@ -131,6 +128,7 @@ class Reconciler:
     def close(self) -> None:
         """Finish nothing more; what is under way is repeated by the next process."""
         self._finisher.closing.set()
+        self._preparer.close()
         self._workers.close()
 
     def _store_results(self) -> None:
@@ -146,11 +144,20 @@ class Reconciler:
         self._launched = {attempt_id: at for attempt_id, at in self._launched.items() if attempt_id in live}
         self._stopped &= live
         self._hurried &= live
+        self._preparer.forget_all_but({item.allocation.id for item in held})
+
+    def _is_prepared(self, item: Active) -> bool:
+        """Whether what the launch needs is there now, or certainly cannot be had."""
+        return (
+            item.trial.state is State.PREPARING
+            and item.allocation.attempt_id not in self._launched
+            and self._preparer.outcome(item.allocation.id) is not None
+        )
 
     def _observe(self, held: Iterable[Active], changed: set[str], *, everything: bool) -> None:
         looked_at = [item for item in held if everything or self._has_news(item, changed)]
         self._hurried |= {i.allocation.attempt_id for i in looked_at if i.trial.state is State.STOPPING}
-        looked_at = [item for item in looked_at if self._may_end(item.allocation.id)]
+        looked_at = [item for item in looked_at if self._may_move(item)]
         if not looked_at:
             return
         seen = self._engine.observe([item.allocation.attempt_id for item in looked_at])
@@ -177,9 +184,14 @@ class Reconciler:
         elif found.phase is not Phase.RUNNING:
             news.ended.append((item, found))
 
-    def _may_end(self, allocation_id: str) -> bool:
-        """Whether nobody collects for this Allocation now, or did and waits to be recorded."""
-        return self._workers.collecting.offers(allocation_id) and allocation_id not in self._collected
+    def _may_move(self, item: Active) -> bool:
+        """Whether nobody prepares or collects for it now, or did and waits to be recorded."""
+        key = item.allocation.id
+        if self._preparer.is_busy(key):
+            if item.trial.state is State.PREPARING:
+                return False
+            self._preparer.cancel(key)
+        return self._workers.collecting.offers(key) and key not in self._collected
 
     def _overdue(self, item: Active, found: Observation) -> bool:
         """Whether the engine should have ended the program long ago, by a stop or its timeout.
@@ -265,66 +277,34 @@ class Reconciler:
         reach(Point.RUNNING_AFTER_COMMIT)
 
     def _store_failed_starts(self, failed: Sequence[FailedStart]) -> None:
-        """A start failed before user code ran: again on the same frozen input, or never (A9)."""
-        now = self._clock()
-        planned = []
-        for start in failed:
-            trial = start.item.trial
-            decision = after_failed_start(
-                failures=trial.launch_failures + 1,
-                error_code=start.code,
-                error=start.detail,
-                retryable=start.retryable,
-                stop_requested=False,
-                now=now,
-            )
-            values: dict[str, object] = {
-                "launch_failures": trial.launch_failures + 1,
-                "error_message": start.detail,
-            }
-            if isinstance(decision, Again):
-                values["not_before"] = decision.not_before
-                move = Move(trial, State.PREPARING, State.QUEUED, "LAUNCH_FAILED", decision.message, values)
-            else:
-                ended_code = decision.error_code or "LAUNCH_FAILED"
-                values |= {
-                    "error_code": ended_code,
-                    "error_message": decision.message,
-                    "output_status": OutputStatus.NONE,
-                }
-                move = Move(trial, State.PREPARING, State.FAILED, ended_code, decision.message, values)
-            planned.append((start, move))
-
-        def store(connection: Connection) -> list[Move]:
-            made = moves.apply(connection, [move for _, move in planned], at=now, actor=_ACTOR)
-            mine = {move.trial.id for move in made}
-            over = [start for start, _ in planned if start.item.trial.id in mine]
-            attempts.end_all(
-                connection,
-                [End(each.item.allocation.attempt_id, now, "not_started", each.detail) for each in over],
-            )
-            attempts.let_go(connection, [each.item.allocation.id for each in over])
-            reach(Point.UNSTARTED_BEFORE_COMMIT)
-            return made
-
-        made = self._database.write(store)
-        reach(Point.UNSTARTED_AFTER_COMMIT)
-        for move in made:
-            if move.after is State.FAILED:
-                metrics.ends.labels(status="failed", code=move.code).inc()
+        store_failed_starts(self._database, failed, pull_retries=self._pull_retries, now=self._clock())
         self._again = True
 
     def _launch(self, items: Sequence[Active]) -> None:
         launches: list[Launch] = []
         failed: list[FailedStart] = []
+        unprepared: list[tuple[Active, list[RunnerFile]]] = []
         with self._database.read() as connection:
             for item in items:
                 try:
-                    launches.append(self._build(connection, item))
+                    files = self._files(connection, item.trial)
+                    if not self._preparer.needed(item.trial):
+                        launches.append(self._build(item, files, self._source, Inputs()))
+                        continue
+                    outcome = self._preparer.outcome(item.allocation.id)
+                    if outcome is None:
+                        unprepared.append((item, files))
+                    elif isinstance(outcome, FailedStart):
+                        failed.append(outcome)
+                    else:
+                        launches.append(self._build(item, files, outcome.source, outcome.inputs))
                 except Refusal as refusal:
                     failed.append(FailedStart(item, refusal.code, refusal.message, retryable=False))
                 except GpusMissing as missing:
                     failed.append(FailedStart(item, "LAUNCH_FAILED", str(missing), retryable=True))
+        for item, files in unprepared:
+            self._preparer.start(item, files)
+            self._again |= self._preparer.outcome(item.allocation.id) is not None
         now = self._clock()
         self._launched.update({launch.attempt_id: now for launch in launches})
         errors = self._engine.launch_many(launches) if launches else {}
@@ -336,17 +316,20 @@ class Reconciler:
         if failed:
             self._store_failed_starts(failed)
 
-    def _build(self, connection: Connection, item: Active) -> Launch:
-        files = self._files(connection, item.trial)
-        self._snapshots.check(files)
+    def _build(
+        self, item: Active, files: list[RunnerFile], source: Callable[[RunnerFile], Path], inputs: Inputs
+    ) -> Launch:
         return build_launch(
-            item.trial,
-            item.allocation,
+            item,
             files,
-            blobs=self._blobs,
+            source=source,
             gpus=assigned_gpus(item.allocation, self.nodes),
             policy=self._policy,
+            inputs=inputs,
         )
+
+    def _source(self, file: RunnerFile) -> Path:
+        return published_file(file, self._content.file)
 
     def _files(self, connection: Connection, trial: Trial) -> list[RunnerFile]:
         known = self._snapshots.known_files(trial.snapshot_sha256)
@@ -420,7 +403,9 @@ class Reconciler:
         leaked = 0
         for allocation in due:
             leaked += allocation.state is AllocationState.LEAKED
-            if allocation.id not in self._released:
+            if self._preparer.is_busy(allocation.id):
+                self._preparer.cancel(allocation.id)  # it may still bring something that is to be released
+            elif allocation.id not in self._released:
                 self._workers.releasing.start(allocation.id, partial(self._release_one, allocation))
         metrics.leaked.set(leaked)
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainshed.content.blobs import BlobError, FolderBlobStore
+from trainshed.content.blobs import BlobStore, FolderBlobStore
+from trainshed.content.verified import LocalContentError, VerifiedBlobs
 from trainshed.model.errors import Refusal
 from trainshed.model.runner import RunnerDefinition, definition_from_document
 from trainshed.model.runner_tree import RunnerFile
 
 _KEPT = 4096
-Stamp = tuple[int, int, int]
 
 
 def manifest_files(manifest: str) -> list[RunnerFile]:
@@ -25,16 +26,24 @@ def manifest_files(manifest: str) -> list[RunnerFile]:
     ]
 
 
+def published_file(file: RunnerFile, verified: Callable[[str], Path]) -> Path:
+    """Where the bytes of a Runner's file are. Raises `Refusal` ``RUNNER_HASH_MISMATCH`` if they are not."""
+    try:
+        return verified(file.sha256)
+    except LocalContentError as error:
+        raise Refusal.of(
+            "RUNNER_HASH_MISMATCH",
+            f"the stored bytes of `{file.path}` are not the published ones: {error.message}",
+            path="runner",
+        ) from error
+
+
 class Snapshots:
-    """Proves that stored blobs still are what their names say. Thread-safe.
+    """Files and definitions of snapshots, each parsed once, as a snapshot never changes. Thread-safe."""
 
-    A blob is hashed when it is first needed and again whenever its file changed since; a file that is as it
-    was costs one ``stat``.
-    """
-
-    def __init__(self, blobs: FolderBlobStore) -> None:
-        self._blobs = blobs
-        self._proved: dict[str, Stamp] = {}
+    def __init__(self, blobs: BlobStore | None = None) -> None:
+        local = isinstance(blobs, FolderBlobStore)
+        self._verified = VerifiedBlobs(Path(), blobs, time.time) if local and blobs is not None else None
         self._files: dict[str, list[RunnerFile]] = {}
         self._definitions: dict[str, RunnerDefinition] = {}
         self._lock = threading.Lock()
@@ -44,7 +53,7 @@ class Snapshots:
         return self._files.get(snapshot_sha256)
 
     def files(self, snapshot_sha256: str, manifest: str) -> list[RunnerFile]:
-        """The files of a snapshot; a snapshot never changes, so they are parsed once."""
+        """The files of a snapshot."""
         found = self._files.get(snapshot_sha256)
         if found is None:
             found = manifest_files(manifest)
@@ -59,31 +68,17 @@ class Snapshots:
         return found
 
     def check(self, files: Sequence[RunnerFile]) -> None:
-        """Raise `Refusal` ``RUNNER_HASH_MISMATCH`` unless all stored bytes are the published ones."""
-        for file in files:
-            try:
-                self._check_blob(file.sha256)
-            except (BlobError, OSError) as error:
-                raise Refusal.of(
-                    "RUNNER_HASH_MISMATCH",
-                    f"the stored bytes of `{file.path}` are not the published ones: {error}",
-                    path="runner",
-                ) from error
+        """Raise `Refusal` ``RUNNER_HASH_MISMATCH`` unless all stored bytes are the published ones.
 
-    def _check_blob(self, sha256: str) -> None:
-        stamp = _stamp(self._blobs.path(sha256))
-        if self._proved.get(sha256) == stamp:
-            return
-        self._blobs.verify(sha256)
-        self._keep(self._proved, sha256, stamp)
+        Those of a remote store are verified when they are fetched for an Attempt: asking for each of them
+        would make every submission wait for the network.
+        """
+        if self._verified is not None:
+            for file in files:
+                published_file(file, self._verified.file)
 
     def _keep(self, cache: dict[str, Any], key: str, value: object) -> None:
         with self._lock:
             if len(cache) >= _KEPT:
                 cache.clear()
             cache[key] = value
-
-
-def _stamp(path: Path) -> Stamp:
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -192,6 +192,11 @@ class ContentSettings:
     upload_reserve_bytes: int = _setting(
         1 << 30, "Free disk that unfinished uploads leave to everything else.", least=0
     )
+    cache_bytes: int = _setting(
+        DEFAULT_CACHE_BYTES, "How much disk content that no Trial uses may keep on a node.", least=0
+    )
+    gc: bool = _setting(True, "Blobs that nothing needs are removed every hour.")  # noqa: FBT003 - the default of a setting
+    gc_grace_hours: float = _setting(24.0, "How long a blob stays after its last use.", least=0.1)
 
     @property
     def address(self) -> StoreAddress:
@@ -243,11 +248,6 @@ class Config:
             allowed=self.images.allowed_registries,
         )
 
-    def isolation(self, hide: Sequence[Path]) -> Isolation | None:
-        """How Trials are isolated, with folders that none of them sees; ``None`` if they are not."""
-        if self.engine.isolation == "none":
-            return None
-        return Isolation(self.engine.isolation_network, self.engine.isolation_user, tuple(hide))
     @property
     def image_engine(self) -> engines.ImageSettings:
         """How images are got and kept where the engine runs."""
@@ -258,6 +258,11 @@ class Config:
             runtime=self.images.runtime,
         )
 
+    def isolation(self, hide: Sequence[Path]) -> Isolation | None:
+        """How Trials are isolated, with folders that none of them sees; ``None`` if they are not."""
+        if self.engine.isolation == "none":
+            return None
+        return Isolation(self.engine.isolation_network, self.engine.isolation_user, tuple(hide))
 
     @property
     def policy(self) -> ServerPolicy:

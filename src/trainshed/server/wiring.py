@@ -12,7 +12,8 @@ from pathlib import Path
 import structlog
 from starlette.types import ASGIApp
 
-from trainshed.content.blobs import BlobStore
+from trainshed.content.blobs import BlobStore, FolderBlobStore
+from trainshed.content.local import LocalContent
 from trainshed.content.registry import RegistryClient
 from trainshed.control.accept import Acceptance
 from trainshed.control.controller import Controller
@@ -94,7 +95,7 @@ def build(
         engine = None
         host = None
         if role != "api":
-            isolation = config.isolation((folder.root, *hide))
+            isolation = config.isolation((folder.root, *_folder_of(blobs), *hide))
             engine = LocalEngine(
                 folder.engine,
                 simulate_gpus=simulate_gpus or None,
@@ -103,7 +104,7 @@ def build(
             )
             stack.callback(engine.close)
             _publish_machine(database, engine, isolation)
-            host = _host(config, database, engine, blobs, ids)
+            host = _host(config, folder, database, engine, blobs, ids)
             stack.callback(host.stop)
         uploads = open_uploads(config.content, folder.content, blobs, database, clock)
         stack.callback(uploads.close)
@@ -133,9 +134,21 @@ def build(
         return Deployment(app, services, host, stack.pop_all())
 
 
+def _folder_of(blobs: BlobStore) -> list[Path]:
+    return [blobs.root] if isinstance(blobs, FolderBlobStore) else []
+
+
 def _host(
-    config: Config, database: Database, engine: LocalEngine, blobs: BlobStore, ids: IdFactory
+    config: Config,
+    folder: DataFolder,
+    database: Database,
+    engine: LocalEngine,
+    blobs: BlobStore,
+    ids: IdFactory,
 ) -> ControllerHost:
+    # Links reach no other file system, so the cache lies beside the blobs of a local store.
+    [above] = _folder_of(blobs) or [folder.root]
+
     def make() -> Controller:
         engine.warm()
         return Controller(
@@ -144,7 +157,12 @@ def _host(
             blobs,  # type: ignore[arg-type]  # as above
             config.policy,
             ids=ids,
+            content=LocalContent(above / "cache", blobs, config.content.cache_bytes),
+            pull_retries=config.images.pull_retries,
             log_retention_days=config.logs.retention_days,
+            gc=config.content.gc,
+            gc_grace_hours=config.content.gc_grace_hours,
+            store_patience_seconds=config.content.retry_seconds + config.content.timeout_seconds,
         )
 
     return ControllerHost(Leadership(database), make)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, update
+from sqlalchemy import BindParameter, Connection, bindparam, insert, select, update
 
 from trainshed.model.states import AllocationState
 from trainshed.store.records import Allocation
@@ -46,6 +46,12 @@ _LET_GO = (
     update(allocations)
     .where(allocations.c.id == bindparam("allocation"), allocations.c.state != AllocationState.RELEASED)
     .values(state=AllocationState.RELEASING)
+)
+_WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
+_ENDS = (
+    select(attempts.c.trial_id, attempts.c.ended_by)
+    .where(attempts.c.trial_id.in_(_WANTED), attempts.c.ended_by.is_not(None))
+    .order_by(attempts.c.number.desc())
 )
 _COLUMNS = tuple(column.name for column in allocations.c)
 
@@ -131,6 +137,14 @@ def end_all(connection: Connection, ends: Sequence[End]) -> None:
         _END_REPLICA,
         [{"attempt": end.attempt_id, "end": end.at, "code": end.exit_code} for end in ends],
     )
+
+
+def ends_of(connection: Connection, trial_ids: Collection[str]) -> dict[str, list[str]]:
+    """How the ended Attempts of these Trials ended, the newest first, by Trial id."""
+    found: dict[str, list[str]] = {trial_id: [] for trial_id in trial_ids}
+    for row in connection.execute(_ENDS, {"wanted": list(trial_ids)}):
+        found[row.trial_id].append(row.ended_by)
+    return found
 
 
 def let_go(connection: Connection, allocation_ids: Collection[str]) -> None:

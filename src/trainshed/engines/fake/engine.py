@@ -211,10 +211,10 @@ class FakeEngine:
         while True:
             if cancelled():
                 raise EngineError("PREPARE_CANCELLED", f"nobody waits for {image}", retryable=True)
-            share = (self.world.now - begun) / script.seconds if script.seconds else 1.0
-            while left and (1 - len(left) / len(script.progress)) <= share:
+            passed, count = self.world.now - begun, len(script.progress)
+            while left and (count - len(left)) * script.seconds <= passed * count:
                 on_progress(left.pop(0))
-            if share >= 1:
+            if passed >= script.seconds:
                 break
             with self._time_passed:
                 self._time_passed.wait(_LOOK_SECONDS)

@@ -1,0 +1,219 @@
+"""PREPARE: what must be fetched before a program can start is fetched beside the controller's thread.
+
+A Trial that names an image, a profile or a Checkpoint is prepared between its placement and its launch, and
+every Trial where blobs lie in a remote store; it holds its GPUs meanwhile. Progress becomes events. What was
+prepared is remembered by this process only: the next one prepares again, which finds everything there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from trainshed.content.local import Cancelled, LocalContent, LocalContentError
+from trainshed.control.background import Background
+from trainshed.control.crashpoints import Point, reach
+from trainshed.control.launching import (
+    CHECKPOINT,
+    PROFILE,
+    Active,
+    FailedStart,
+    Inputs,
+    content_mount,
+    inputs_of,
+)
+from trainshed.engines.contract import Engine, EngineError, Mount
+from trainshed.model.content import ContentFile
+from trainshed.model.runner_tree import RunnerFile
+from trainshed.store import checkpoints, events, jobs, moves
+from trainshed.store.database import Connection, Database, DatabaseUnavailable
+from trainshed.store.records import Trial, TrialContent
+
+PROGRESS_SECONDS = 5.0
+_ACTOR = "controller"
+_CODE = "PREPARING"
+_QUIET_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that the launch of an Attempt needs, on this machine until the Attempt is released."""
+
+    sources: Mapping[str, Path]
+    """Files of the Runner by SHA-256."""
+    inputs: Inputs
+
+    def source(self, file: RunnerFile) -> Path:
+        """Where the bytes of a Runner's file are."""
+        return self.sources[file.sha256]
+
+
+class Preparer:
+    """Prepares Attempts in an executor. Its public methods are for the controller's one thread."""
+
+    def __init__(
+        self,
+        database: Database,
+        engine: Engine,
+        content: LocalContent,
+        clock: Callable[[], float],
+        background: Background,
+    ) -> None:
+        self._database = database
+        self._engine = engine
+        self._content = content
+        self._clock = clock
+        self._background = background
+        self._outcomes: dict[str, Prepared | FailedStart] = {}
+        self._unwanted: dict[str, threading.Event] = {}
+        self._closing = threading.Event()
+
+    def needed(self, trial: Trial) -> bool:
+        """Whether something must be brought here before the Trial can start."""
+        frozen = (trial.image_resolved, trial.profile, trial.resume_from)
+        return self._content.remote or any(each is not None for each in frozen)
+
+    def start(self, item: Active, files: Sequence[RunnerFile]) -> None:
+        """Begin to prepare, unless that goes on already."""
+        key = item.allocation.id
+        if not self._background.offers(key):
+            return
+        unwanted = self._unwanted[key] = threading.Event()
+        self._background.start(key, partial(self._work, item, files, unwanted))
+
+    def outcome(self, allocation_id: str) -> Prepared | FailedStart | None:
+        """What preparing came to, if it is over."""
+        return self._outcomes.get(allocation_id)
+
+    def is_busy(self, allocation_id: str) -> bool:
+        """Whether it goes on now."""
+        return self._background.is_busy(allocation_id)
+
+    def cancel(self, allocation_id: str) -> None:
+        """Have it end soon; whoever waits is woken then."""
+        if (unwanted := self._unwanted.get(allocation_id)) is not None:
+            unwanted.set()
+
+    def forget_all_but(self, allocation_ids: Collection[str]) -> None:
+        """What is remembered of Attempts that ended is of no use."""
+        for key in self._unwanted.keys() - set(allocation_ids):
+            if not self.is_busy(key):
+                del self._unwanted[key]
+                self._outcomes.pop(key, None)
+
+    def close(self) -> None:
+        """Cancel everything and wait until it has ended; the next process begins anew."""
+        self._closing.set()
+        self._background.close()
+
+    # In an executor
+
+    def _work(self, item: Active, files: Sequence[RunnerFile], unwanted: threading.Event) -> bool:
+        def cancelled() -> bool:
+            return unwanted.is_set() or self._closing.is_set()
+
+        try:
+            self._outcomes[item.allocation.id] = self._prepare(item, files, cancelled)
+        except Cancelled:
+            log.info("preparing was cancelled", trial=item.trial.id)
+        except (LocalContentError, EngineError) as error:
+            if not cancelled():
+                failed = FailedStart(item, error.code, error.message, error.retryable)
+                self._outcomes[item.allocation.id] = failed
+        return True
+
+    def _prepare(self, item: Active, files: Sequence[RunnerFile], cancelled: Callable[[], bool]) -> Prepared:
+        trial, holder = item.trial, item.allocation.attempt_id
+        told = _Progress(self._database, trial, self._clock)
+        used, checkpoint = self._read(trial)
+        if trial.image_resolved is not None:
+            self._engine.prepare(trial.image_resolved, told.say, cancelled)
+            reach(Point.PREPARE_AFTER_IMAGE)
+
+        def watched(what: str) -> dict[str, Any]:
+            return {"on_progress": told.bringing(what), "cancelled": cancelled}
+
+        sizes = {file.sha256: file.size for file in files}
+        sources = self._content.hold_files(sizes, holder, **watched("the Runner's files"))
+        mounts = []
+        for each in used:
+            what = f"{each.kind}/{each.name}@{each.version}"
+            tree = self._content.tree(each.manifest_sha256, holder, **watched(what))
+            mounts.append(content_mount(each.role, tree))
+        if trial.resume_from is not None:
+            tree = self._content.tree_of(checkpoint, holder, **watched(f"Checkpoint {trial.resume_from}"))
+            mounts.append(Mount(tree, CHECKPOINT))
+        if trial.profile is not None:
+            mounts.append(Mount(self._content.own_file(PROFILE, trial.profile.encode(), holder), PROFILE))
+        if cancelled():
+            raise Cancelled
+        told.done()
+        reach(Point.PREPARE_AFTER_CONTENT)
+        return Prepared(sources, inputs_of(mounts))
+
+    def _read(self, trial: Trial) -> tuple[list[TrialContent], list[ContentFile]]:
+        """What the Trial consumes, and the files of its Checkpoint."""
+        with self._database.read() as connection:
+            used = jobs.contents_of(connection, [trial.id]).get(trial.id, [])
+            if trial.resume_from is None:
+                return used, []
+            files = checkpoints.files_of(connection, trial.resume_from)
+        return used, [ContentFile(file.name, file.size, file.sha256) for file in files]
+
+
+class _Progress:
+    """Makes events of what is told, at most one in `PROGRESS_SECONDS`."""
+
+    def __init__(self, database: Database, trial: Trial, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._trial = trial
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._begun = clock()
+        self._said_at: float | None = None
+        self._said = ""
+
+    def say(self, sentence: str) -> None:
+        now = self._clock()
+        with self._lock:
+            early = self._said_at is not None and now - self._said_at < PROGRESS_SECONDS
+            if early or sentence == self._said:
+                return
+            self._said_at, self._said = now, sentence
+        self._record(sentence, now)
+
+    def bringing(self, what: str) -> Callable[[int, int], None]:
+        """For bytes that are brought here; what takes no time is not worth an event."""
+
+        def say(done: int, total: int) -> None:
+            if self._clock() - self._begun >= _QUIET_SECONDS:
+                share = 100 * done // max(total, 1)
+                self.say(f"Bringing {what} here: {share} % of {total / 1e9:.3g} GB.")
+
+        return say
+
+    def done(self) -> None:
+        """Say how long it took, where anything was said before."""
+        if self._said_at is not None:
+            now = self._clock()
+            self._record(f"Prepared in {now - self._begun:.1f} s.", now)
+
+    def _record(self, sentence: str, now: float) -> None:
+        trial = self._trial
+
+        def store(connection: Connection) -> None:
+            moves.lock_jobs(connection, [trial.job_id])
+            events.record(connection, [events.NewEvent(trial.job_id, trial.id, now, _ACTOR, _CODE, sentence)])
+
+        try:
+            self._database.write(store)
+        except DatabaseUnavailable as error:
+            log.warning("progress was not told", trial=trial.id, reason=str(error))
