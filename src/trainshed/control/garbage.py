@@ -82,15 +82,20 @@ class Collector:
         clock: Callable[[], float],
         *,
         grace_seconds: float,
+        patience_seconds: float = 0.0,
         stopping: threading.Event | None = None,
     ) -> None:
-        """``grace_seconds``: how long bytes stay after their last use; at least `MIN_GRACE_SECONDS` count."""
+        """``grace_seconds``: how long bytes stay after their last use; at least `MIN_GRACE_SECONDS` count.
+
+        ``patience_seconds``: how long one removal may take before the store gives it up.
+        """
         self._database = database
         self._blobs = blobs
         self._clock = clock
         self._grace = max(grace_seconds, MIN_GRACE_SECONDS)
         # The data folder of an SQLite database belongs to one controller: what is marked, this one marked.
         self._alone = database.dialect == "sqlite"
+        self._take_over = max(TAKE_OVER_SECONDS, 2 * (REMOVE_SECONDS + patience_seconds))
         self._stopping = stopping or threading.Event()
         self._unfinished: list[Marked] = []
 
@@ -110,7 +115,7 @@ class Collector:
         self._unfinished = []
         for marked in mine:
             # Past this nobody could tell whether another process has taken it over.
-            if self._alone or self._clock() - marked.mark < TAKE_OVER_SECONDS / 2:
+            if self._alone or self._clock() - marked.mark < self._take_over / 2 - REMOVE_SECONDS:
                 found = self.remove(marked, found)
         while (marked := self.take_over()).sizes:
             found = self.remove(marked, found)
@@ -159,7 +164,7 @@ class Collector:
     def take_over(self) -> Marked:
         """Marks that nobody works under any more."""
         at = self._clock()
-        before = math.nextafter(at, math.inf) if self._alone else at - TAKE_OVER_SECONDS
+        before = math.nextafter(at, math.inf) if self._alone else at - self._take_over
         with self._database.read() as connection:
             if not store.any_left(connection, before):
                 return Marked(at, {})
@@ -243,6 +248,7 @@ class Housekeeping:
         background: Background,
         *,
         grace_seconds: float,
+        patience_seconds: float = 0.0,
         regularly: bool = True,
     ) -> None:
         self._database = database
@@ -251,7 +257,12 @@ class Housekeeping:
         self._regularly = regularly
         self._stopping = threading.Event()
         self._collector = Collector(
-            database, blobs, clock, grace_seconds=grace_seconds, stopping=self._stopping
+            database,
+            blobs,
+            clock,
+            grace_seconds=grace_seconds,
+            patience_seconds=patience_seconds,
+            stopping=self._stopping,
         )
         self._passed = float("-inf")
         # Marks of an earlier process: whoever stores what is marked waits for us.
