@@ -5,7 +5,8 @@
     TrainshedError
     ├── ConfigurationError     no   an address, key or file of this user cannot be used as it is
     ├── LocalFileError         no   a local file stands in the way of a download or an upload
-    │   └── UnsafeName         no   a name would lead out of the target folder, or through a link
+    │   ├── UnsafeName         no   a name would lead out of the target folder, or through a link
+    │   └── ContentChanged     no   a file does not hold any more what it held when it was hashed
     ├── NotFreezable           no   a directory or commit cannot be published as a Runner; nothing was sent
     ├── IntegrityError         yes  bytes arrived whose size or SHA-256 is not the announced one
     ├── InvalidAnswer          no   what answered does not speak this API
