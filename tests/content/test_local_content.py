@@ -385,6 +385,7 @@ def test_a_hold_outlives_a_restart_and_ends_with_its_attempt(cached, remote, sto
     assert reopened.usage().trees == 1
     assert reopened.release_others({"att_1"}) == []
     assert reopened.release_others(set()) == ["att_1"]
+    reopened.trim()
     assert reopened.usage() == type(reopened.usage())(0, 0, 0)
     assert not list((tmp_path / "cache" / "held").iterdir())
 

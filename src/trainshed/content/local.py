@@ -169,9 +169,14 @@ class LocalContent:
 
     def release(self, holder: str) -> None:
         """Let go of everything that ``holder`` held; a ``stat`` if that is nothing. Repeatable."""
+        recently = 0 <= self._clock() - self._trimmed_at < _TRIM_SECONDS
+        if self._let_go(holder) and not (recently and self._used() <= self._limit):
+            self.trim()
+
+    def _let_go(self, holder: str) -> bool:
         place = self._held / _checked(holder)
         if not place.exists():
-            return
+            return False
         with self._lock:
             things = self._holds.pop(holder, set())
             self._held_things.subtract(things)
@@ -180,15 +185,17 @@ class LocalContent:
         for thing in things:
             if thing.startswith("tree "):
                 self._remove_asides(thing.removeprefix("tree "))
-        if not 0 <= self._clock() - self._trimmed_at < _TRIM_SECONDS or self._used() > self._limit:
-            self.trim()
+        return True
 
     def release_others(self, known: Collection[str]) -> list[str]:
-        """Release what holders not in ``known`` hold: they ended while nobody could tell us."""
+        """Let go of what holders not in ``known`` hold: they ended while nobody could tell us.
+
+        Nothing is removed before the next `trim`.
+        """
         with self._lock:
             gone = sorted(self._holds.keys() - set(known))
         for holder in gone:
-            self.release(holder)
+            self._let_go(holder)
         return gone
 
     def usage(self) -> Usage:

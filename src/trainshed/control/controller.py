@@ -223,7 +223,13 @@ class Controller:
             log.warning("ended a stranger", attempt=stranger)
         for holder in self._content.release_others(known):
             log.info("let go of content that an ended Attempt held", attempt=holder)
+        # Removing a tree of many files takes its time.
+        self._workers.releasing.start("content", self._trim_content)
         reach(Point.SWEEP_AFTER_ENGINE)
+
+    def _trim_content(self) -> bool:
+        self._content.trim()
+        return True
 
     def _retire(self) -> bool:
         """Delete some of what is past its time; whether there may be more."""
