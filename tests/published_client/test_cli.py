@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.registry import Registry
 from support.waiting import wait_until
 
 SUBMIT = ("job", "submit", "--type", "train", "--gput-type", "H100", "--gpu", "1", "--runner")
@@ -169,6 +170,21 @@ def test_E24_E28_the_same_request_id_gives_the_same_job_and_other_input_a_confli
 )
 def test_a_refusal_is_printed_with_its_own_code(client, options, code):
     assert code in client.el(*RUN, *options, expect=1).err
+
+
+def test_E41_E62_the_image_of_a_job_is_chosen_by_an_option_and_shown_by_digest(
+    client, module_server, registry: Registry
+):
+    found = module_server.http().get("/v1/system").json["images"]
+    if found["reason"] is not None:
+        pytest.skip(f"no image can run on this machine: {found['reason']}")
+    digest = registry.push(registry.image("python", marker="in the image"), "published/client", "1")
+    name = registry.name("published/client", "1")
+    job = submit(client, "--docker", name, "--command", "cat /marker", "--wait")
+    [trial] = job["training"]["trials"]
+    resolved = registry.name("published/client", digest=digest)
+    assert trial["image"] == {"requested": name, "resolved": resolved, "digest": digest}
+    assert "in the image" in client.el("job", "log", job["job_id"], "--source", "runtime").out
 
 
 def test_E69_a_failing_program_makes_the_client_exit_1(client):

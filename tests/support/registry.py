@@ -178,25 +178,39 @@ class Registry:
         """An image, built at its first use. Equal arguments give equal digests.
 
         ``busybox`` has a shell and neither Bash nor Python; ``python`` has Bash, coreutils and this Python;
-        ``empty`` has only what ``marker`` makes: a text that ``/marker`` holds, so that images differ.
-        Another ``architecture`` changes only what the image says of itself.
+        ``empty`` has nothing. A ``marker`` is a text that one more layer puts into ``/marker``, so that images
+        differ. Another ``architecture`` changes only what the image says of itself.
         """
         said = architecture or ARCHITECTURE
-        key = f"{kind}-{said}-{hashlib.sha256(marker.encode()).hexdigest()[:12]}"
+        mark = hashlib.sha256(marker.encode()).hexdigest()[:12] if marker else "plain"
+        key = f"{kind}-{said}-{mark}"
         if key not in self._images:
+            base = self.image(kind, architecture=architecture) if marker else None
             with tempfile.TemporaryDirectory(dir=self.folder, prefix="tree-") as tree:
                 root = Path(tree)
                 root.chmod(0o755)
-                (root / "marker").write_text(marker)
-                self._recipes.get(kind, lambda _root: None)(root)
-                self._images[key] = self.build(key, root, architecture=said)
+                if base is None:
+                    self._recipes.get(kind, lambda _root: None)(root)
+                else:
+                    (root / "marker").write_text(marker)
+                self._images[key] = self.build(key, root, base, architecture=said)
         return self._images[key]
 
     def build(
-        self, name: str, root: Path, *, architecture: str = ARCHITECTURE, system: str = "linux", **config: str
+        self,
+        name: str,
+        root: Path,
+        base: Image | None = None,
+        *,
+        architecture: str = ARCHITECTURE,
+        system: str = "linux",
+        **config: str,
     ) -> Image:
-        """An image of one layer with everything below ``root``. ``config``: options of ``buildah config``."""
-        container = self.run("buildah", "from", "scratch").strip()
+        """An image of one layer with everything below ``root``, above the layers of ``base``.
+
+        ``config``: options of ``buildah config``.
+        """
+        container = self.run("buildah", "from", "scratch" if base is None else base.name).strip()
         settings = [f"--{key.replace('_', '-')}={value}" for key, value in config.items()]
         self.run("buildah", "copy", "--quiet", container, str(root), "/")
         self.run("buildah", "config", f"--arch={architecture}", f"--os={system}", *settings, container)
