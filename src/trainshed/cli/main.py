@@ -27,6 +27,13 @@ COMMANDS = {
     "trial": (f"{_HERE}.trial:trial", "Look at Trials and fetch what they produced."),
     "checkpoint": (f"{_HERE}.checkpoint:checkpoint", "Look at, fetch, keep and delete Checkpoints."),
     "runner": (f"{_HERE}.runner:runner", "Publish and look at Runners."),
+    "dataset": (f"{_HERE}.content_kinds:dataset", "Publish, share and fetch Datasets."),
+    "model": (f"{_HERE}.content_kinds:model", "Publish, share and fetch Models."),
+    "recipe": (f"{_HERE}.content_kinds:recipe", "Publish, share and fetch Recipes."),
+    "plugin": (
+        f"{_HERE}.content_kinds:plugin",
+        "Publish and fetch Plugins, and decide which are allowed.",
+    ),
     "login": (f"{_HERE}.login:login", "Check a key and save it for later commands."),
     "logout": (f"{_HERE}.login:logout", "Forget the saved login."),
     "whoami": (f"{_HERE}.login:whoami", "Show which server and which key are in use."),

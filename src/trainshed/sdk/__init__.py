@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainshed.sdk.checkpoints import Checkpoint, CheckpointFile
     from trainshed.sdk.client import Client
+    from trainshed.sdk.content_objects import Content, ContentVersion, PublishedContent, PublishProgress
     from trainshed.sdk.download import Downloaded
     from trainshed.sdk.errors import (
         ApiError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "checkpoints": ("Checkpoint", "CheckpointFile"),
     "client": ("Client",),
+    "content_objects": ("Content", "ContentVersion", "PublishProgress", "PublishedContent"),
     "download": ("Downloaded",),
     "errors": (
         "ApiError",
@@ -76,7 +78,9 @@ __all__ = [
     "ConfigurationError",
     "Conflict",
     "ConnectionFailed",
+    "Content",
     "ContentChanged",
+    "ContentVersion",
     "Downloaded",
     "Event",
     "FieldFault",
@@ -90,7 +94,9 @@ __all__ = [
     "NotFreezable",
     "Page",
     "PermissionRefused",
+    "PublishProgress",
     "Published",
+    "PublishedContent",
     "RateLimited",
     "RequestRefused",
     "RetryPolicy",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainshed.sdk.objects import Page, mapping, page
+from trainshed.sdk.answers import Page, mapping, page
 from trainshed.sdk.transport import Transport, route
 
 Document = Mapping[str, Any]

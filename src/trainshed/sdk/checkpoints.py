@@ -13,6 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from trainshed.sdk.answers import LARGEST_PAGE
 from trainshed.sdk.download import MAX_PARALLEL, Downloaded, Progress, Source, check_names, fetch_file
 from trainshed.sdk.errors import (
     InvalidAnswer,
@@ -22,7 +23,7 @@ from trainshed.sdk.errors import (
     TrainshedError,
     WaitTimeout,
 )
-from trainshed.sdk.jobs import FIRST_POLL_SECONDS, LARGEST_PAGE, LONGEST_POLL_SECONDS, POLL_GROWTH
+from trainshed.sdk.jobs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_GROWTH
 from trainshed.sdk.objects import Artifact, Page, Raw, mapping, moment, page, required, text
 from trainshed.sdk.transport import Transport, route
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from trainshed.sdk.admin import Keys, Members, Projects
-from trainshed.sdk.checkpoints import Checkpoints
+from trainshed.sdk.answers import mapping
 from trainshed.sdk.discovery import Connection, find_connection, running_embedded
 from trainshed.sdk.home import find_home
-from trainshed.sdk.jobs import Jobs, TrainingJobs
-from trainshed.sdk.objects import mapping
-from trainshed.sdk.runners import Runners
 from trainshed.sdk.transport import RetryPolicy, Transport, route
-from trainshed.sdk.trials import Trials
+
+if TYPE_CHECKING:
+    from trainshed.sdk.admin import Keys, Members, Projects
+    from trainshed.sdk.checkpoints import Checkpoints
+    from trainshed.sdk.contents import Contents, Plugins
+    from trainshed.sdk.jobs import Jobs, TrainingJobs
+    from trainshed.sdk.runners import Runners
+    from trainshed.sdk.trials import Trials
 
 DEFAULT_TIMEOUT_SECONDS = 30.0
 
@@ -59,14 +63,90 @@ class Client:
             rediscover=_rediscover if found.source == "embedded" else None,
             on_retry=on_retry,
         )
-        self.training_jobs = TrainingJobs(self._transport)
-        self.jobs = Jobs(self._transport)
-        self.trials = Trials(self._transport)
-        self.checkpoints = Checkpoints(self._transport)
-        self.runners = Runners(self._transport)
-        self.projects = Projects(self._transport)
-        self.members = Members(self._transport)
-        self.keys = Keys(self._transport)
+
+    @cached_property
+    def training_jobs(self) -> TrainingJobs:
+        """Submitting, and what only training Jobs have."""
+        from trainshed.sdk.jobs import TrainingJobs  # noqa: PLC0415 - only what is used is imported
+
+        return TrainingJobs(self._transport)
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """Jobs: read, wait, follow, stop."""
+        from trainshed.sdk.jobs import Jobs  # noqa: PLC0415 - only what is used is imported
+
+        return Jobs(self._transport)
+
+    @cached_property
+    def trials(self) -> Trials:
+        """Trials and what they produced."""
+        from trainshed.sdk.trials import Trials  # noqa: PLC0415 - only what is used is imported
+
+        return Trials(self._transport)
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        """Checkpoints: list, download, pin, delete."""
+        from trainshed.sdk.checkpoints import Checkpoints  # noqa: PLC0415 - only what is used is imported
+
+        return Checkpoints(self._transport)
+
+    @cached_property
+    def runners(self) -> Runners:
+        """Runners: publish, read, share."""
+        from trainshed.sdk.runners import Runners  # noqa: PLC0415 - only what is used is imported
+
+        return Runners(self._transport)
+
+    @cached_property
+    def datasets(self) -> Contents:
+        """Datasets: publish, read, download, share."""
+        from trainshed.sdk.contents import Contents  # noqa: PLC0415 - only what is used is imported
+
+        return Contents(self._transport, "datasets")
+
+    @cached_property
+    def models(self) -> Contents:
+        """Models: publish, read, download, share."""
+        from trainshed.sdk.contents import Contents  # noqa: PLC0415 - only what is used is imported
+
+        return Contents(self._transport, "models")
+
+    @cached_property
+    def recipes(self) -> Contents:
+        """Recipes: publish, read, download, share."""
+        from trainshed.sdk.contents import Contents  # noqa: PLC0415 - only what is used is imported
+
+        return Contents(self._transport, "recipes")
+
+    @cached_property
+    def plugins(self) -> Plugins:
+        """Plugins: the same, and approving them."""
+        from trainshed.sdk.contents import Plugins  # noqa: PLC0415 - only what is used is imported
+
+        return Plugins(self._transport)
+
+    @cached_property
+    def projects(self) -> Projects:
+        """Administration of projects."""
+        from trainshed.sdk.admin import Projects  # noqa: PLC0415 - only what is used is imported
+
+        return Projects(self._transport)
+
+    @cached_property
+    def members(self) -> Members:
+        """Administration of members."""
+        from trainshed.sdk.admin import Members  # noqa: PLC0415 - only what is used is imported
+
+        return Members(self._transport)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """Administration of API keys."""
+        from trainshed.sdk.admin import Keys  # noqa: PLC0415 - only what is used is imported
+
+        return Keys(self._transport)
 
     @property
     def connection(self) -> Connection:

@@ -205,7 +205,13 @@ def _fetch(
                     digest = _write(answer, descriptor, digest, start, source.size, progress)
             return digest.hexdigest()
 
-        found = transport.repeat(once)
+        try:
+            found = transport.repeat(once)
+        except TrainshedError:
+            # An empty part is nothing to go on with.
+            if os.fstat(descriptor).st_size == 0:
+                os.unlink(part, dir_fd=parent)
+            raise
         size = os.fstat(descriptor).st_size
         if size != source.size or (source.sha256 and found != source.sha256):
             os.unlink(part, dir_fd=parent)

@@ -7,7 +7,7 @@
     ├── LocalFileError         no   a local file stands in the way of a download or an upload
     │   ├── UnsafeName         no   a name would lead out of the target folder, or through a link
     │   └── ContentChanged     no   a file does not hold any more what it held when it was hashed
-    ├── NotFreezable           no   a directory or commit cannot be published as a Runner; nothing was sent
+    ├── NotFreezable           no   a directory or commit cannot be published; nothing was sent
     ├── IntegrityError         yes  bytes arrived whose size or SHA-256 is not the announced one
     ├── InvalidAnswer          no   what answered does not speak this API
     ├── WaitTimeout            yes  the time given ran out; the Job goes on
@@ -103,7 +103,7 @@ class FieldFault:
 
 
 class NotFreezable(TrainshedError):
-    """A directory or commit cannot be published as a Runner. Nothing was sent."""
+    """A directory or commit cannot be published as a Runner or a content. Nothing was sent."""
 
     def __init__(
         self, code: str, message: str, faults: tuple[FieldFault, ...] = (), *, hint: str = ""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
+from trainshed.sdk.answers import LARGEST_PAGE
 from trainshed.sdk.errors import ConnectionFailed, RateLimited, ServerUnavailable, WaitTimeout
 from trainshed.sdk.logs import OUTAGE_SECONDS, LogFollower
 from trainshed.sdk.objects import Event, Job, Page, event, job, page
@@ -17,7 +18,6 @@ from trainshed.sdk.transport import Transport, route
 FIRST_POLL_SECONDS = 0.1
 LONGEST_POLL_SECONDS = 5.0
 POLL_GROWTH = 1.5
-LARGEST_PAGE = 100
 
 
 class TrainingJobs:

@@ -8,18 +8,44 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from trainshed.sdk.answers import Page, Raw, mapping, moment, page, required, text
 from trainshed.sdk.errors import InvalidAnswer
 
-T = TypeVar("T")
+__all__ = [
+    "JOB_ENDS",
+    "TRIAL_ENDS",
+    "Artifact",
+    "Event",
+    "Gpus",
+    "Job",
+    "LogRecord",
+    "Page",
+    "Problem",
+    "Raw",
+    "Runner",
+    "Trial",
+    "artifact",
+    "event",
+    "job",
+    "log_record",
+    "mapping",
+    "moment",
+    "page",
+    "problem",
+    "required",
+    "runner",
+    "text",
+    "trial",
+]
+
 JOB_ENDS = frozenset({"completed", "failed", "cancelled"})
 """The terminal words of a Job (contract E b12)."""
 TRIAL_ENDS = frozenset({"succeeded", "failed", "cancelled"})
-Raw = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,31 +204,6 @@ class Runner:
     raw: Raw = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    """One page of a list, newest first. Iterating yields its items only; see the ``iter_`` methods."""
-
-    items: tuple[T, ...]
-    next_cursor: str | None
-    raw: Raw = field(repr=False)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-
-def page(raw: Any, read: Callable[[Any], T]) -> Page[T]:
-    """Read a page; raises `InvalidAnswer` if it is none."""
-    document = mapping(raw, "a page")
-    items = document.get("items")
-    if not isinstance(items, list):
-        raise InvalidAnswer("the answer is not a page: it has no list `items`")
-    cursor = document.get("next_cursor")
-    return Page(tuple(read(item) for item in items), cursor if isinstance(cursor, str) else None, document)
-
-
 def job(raw: Any) -> Job:
     """Read a Job; raises `InvalidAnswer` without an id or a status."""
     document = mapping(raw, "a Job")
@@ -319,35 +320,6 @@ def runner(raw: Any) -> Runner:
         created_at=moment(document, "created_at"),
         raw=document,
     )
-
-
-def mapping(raw: Any, noun: str) -> dict[str, Any]:
-    """``raw`` if it is an object; raises `InvalidAnswer` that names ``noun`` otherwise."""
-    if not isinstance(raw, dict):
-        raise InvalidAnswer(f"the answer is not {noun}: it is not an object")
-    return raw
-
-
-def required(document: Raw, key: str) -> str:
-    value = document.get(key)
-    if not isinstance(value, str) or not value:
-        raise InvalidAnswer(f"the answer lacks `{key}`")
-    return value
-
-
-def text(document: Raw, key: str) -> str:
-    value = document.get(key)
-    return value if isinstance(value, str) else ""
-
-
-def moment(document: Raw, key: str) -> datetime | None:
-    value = document.get(key)
-    if not isinstance(value, str):
-        return None
-    try:
-        return datetime.fromisoformat(value)
-    except ValueError:
-        raise InvalidAnswer(f"`{key}` is not a time: {value!r}") from None
 
 
 def problem(raw: Any) -> Problem | None:

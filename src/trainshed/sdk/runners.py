@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainshed.sdk.answers import LARGEST_PAGE, split_name
+from trainshed.sdk.blobs import BlobUploads, Upload
 from trainshed.sdk.errors import ConfigurationError, FieldFault, InvalidAnswer, NotFreezable
-from trainshed.sdk.jobs import LARGEST_PAGE
 from trainshed.sdk.objects import Page, Runner, mapping, page, runner
 from trainshed.sdk.transport import Transport, route
 
 if TYPE_CHECKING:
     from trainshed.sdk.runner_tree import FrozenRunner
-
-PARALLEL_UPLOADS = 4
-_DIGESTS_A_CALL = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +111,10 @@ class Runners:
         parts, revision = split_name(full)
         if revision:
             raise ConfigurationError(f"`{full}`: a name to publish under has no `@revision`")
-        contents = {file.sha256: file.content for file in frozen.files}
-        missing = self._missing(sorted(contents))
-        with ThreadPoolExecutor(max_workers=PARALLEL_UPLOADS) as pool:
-            for _ in pool.map(lambda digest: self._upload(digest, contents[digest]), missing):
-                pass
+        uploaded = BlobUploads(self._transport).send(
+            Upload(file.sha256, len(file.content), partial(io.BytesIO, file.content), file.path)
+            for file in frozen.files
+        )
         body = {
             **frozen.publication().as_document(),
             "source_ref": frozen.source_ref,
@@ -128,7 +126,7 @@ class Runners:
         answer = self._transport.ask("POST", where, body=body, repeatable=True)
         # After a lost answer nobody can tell whether it was this call that published it.
         known = answer.status == HTTPStatus.OK and answer.tries == 1
-        return Published(runner(answer.document), _warnings(frozen), len(missing), published_before=known)
+        return Published(runner(answer.document), _warnings(frozen), uploaded, published_before=known)
 
     def set_visibility(self, name: str, visibility: str, projects: Sequence[str] = ()) -> Mapping[str, Any]:
         """Who may read it: ``public``, ``project`` (its owner), or ``projects`` (also those named)."""
@@ -155,28 +153,6 @@ class Runners:
         refs = mapping(newest, "a Runner").get("refs")
         commit = refs.get(revision) if isinstance(refs, dict) else None
         return commit if isinstance(commit, str) else revision
-
-    def _missing(self, digests: Sequence[str]) -> Sequence[str]:
-        found: list[str] = []
-        for start in range(0, len(digests), _DIGESTS_A_CALL):
-            body = {"sha256": digests[start : start + _DIGESTS_A_CALL]}
-            answer = self._transport.call(
-                "POST", route("content", "blobs", "missing"), body=body, repeatable=True
-            )
-            found += mapping(answer, "a list of digests").get("missing", [])
-        return found
-
-    def _upload(self, digest: str, content: bytes) -> None:
-        self._transport.call("PUT", route("content", "blobs", digest), content=content)
-
-
-def split_name(text: str) -> tuple[tuple[str, str], str]:
-    """``namespace/name[@revision]`` in parts. Raises `ConfigurationError`."""
-    full, _, revision = text.partition("@")
-    namespace, slash, name = full.partition("/")
-    if not slash or not namespace or not name or "/" in name:
-        raise ConfigurationError(f"`{text}` is not namespace/name[@revision]")
-    return (namespace, name), revision
 
 
 def _warnings(frozen: FrozenRunner) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from trainshed.sdk.answers import LARGEST_PAGE
 from trainshed.sdk.download import MAX_PARALLEL, Downloaded, Progress, check_names, download_all
 from trainshed.sdk.errors import InvalidAnswer, NotFound
-from trainshed.sdk.jobs import LARGEST_PAGE
 from trainshed.sdk.objects import Artifact, Page, Trial, artifact, mapping, page, trial
 from trainshed.sdk.transport import Transport, route
 

@@ -1,0 +1,436 @@
+"""``trainshed dataset|model|recipe|plugin``: publish, read and share contents; one set of commands."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainshed.cli import views
+from trainshed.cli.lazy import Group
+from trainshed.cli.output import Column, Fields, Sentence, Table, count, size
+from trainshed.cli.parameters import Whole
+from trainshed.cli.session import Session, interactive, json_option, quiet_option
+
+if TYPE_CHECKING:
+    from trainshed.sdk import Client, PublishProgress
+    from trainshed.sdk.contents import Contents
+
+VISIBILITIES = ("public", "project", "projects")
+FILES = Table(
+    (
+        Column("SIZE", lambda row: size(row["size"])),
+        Column("PATH", "path"),
+        Column("SHA256", "sha256", rank=1),
+    ),
+    empty="No files.",
+)
+VERSIONS = Table(
+    (
+        Column("VERSION", "version"),
+        Column("FILES", "files", rank=3),
+        Column("SIZE", lambda row: size(row["bytes"])),
+        Column("MANIFEST", "manifest_sha256", rank=1),
+        Column("PUBLISHED", "published_at", rank=2),
+    ),
+    empty="No versions that this key may read.",
+)
+APPROVALS = Table(
+    (
+        Column("PLUGIN", "name"),
+        Column("APPROVED", "approved"),
+        Column("MANIFEST", "manifest_sha256"),
+        Column("SINCE", lambda row: row.get("revoked_at") or row.get("approved_at"), rank=2),
+        Column("BY", lambda row: row.get("revoked_by") or row.get("approved_by"), rank=1),
+    ),
+    empty="No plugin was ever approved here.",
+)
+APPROVAL = Fields(
+    (
+        ("plugin", "name"),
+        ("manifest", "manifest_sha256"),
+        ("approved", "approved"),
+        ("approved at", "approved_at"),
+        ("approved by", "approved_by"),
+        ("revoked at", "revoked_at"),
+        ("revoked by", "revoked_by"),
+    )
+)
+VISIBILITY = Fields((("name", "name"), ("visibility", "visibility"), ("projects", "projects")))
+WITHDRAWN = Fields((("name", "name"), ("withdrawn", "withdrawn")))
+_URI = Sentence(lambda document: str(document["uri"]))
+_ABOUT = ("description", "type", "base_model", "license", "authors", "tags", "entrypoint")
+
+
+def _splits(document: Mapping[str, Any]) -> str | None:
+    """The configs of a Dataset and the splits of each, a line a config."""
+    configs = document.get("about", {}).get("configs")
+    return (
+        "\n".join(f"{config}: {', '.join(splits)}" for config, splits in configs.items()) if configs else None
+    )
+
+
+def _approved(document: Mapping[str, Any]) -> bool | None:
+    decided = document.get("approval")
+    return bool(decided["approved"]) if isinstance(decided, Mapping) else None
+
+
+VERSION = Fields(
+    (
+        ("uri", "uri"),
+        ("manifest", "manifest_sha256"),
+        ("visibility", "visibility"),
+        ("approved", _approved),
+        ("files", "files"),
+        ("size", lambda row: size(row["bytes"])),
+        *((key.replace("_", " "), f"about.{key}") for key in _ABOUT),
+        ("splits", _splits),
+        ("dependencies", lambda row: list(row.get("about", {}).get("dependencies") or ()) or None),
+        ("published", "published_at"),
+        ("published by", "published_by"),
+    )
+)
+CONTENT = Fields(
+    (
+        ("name", "name"),
+        ("visibility", "visibility"),
+        ("projects", lambda row: row.get("projects") or None),
+        ("versions", "versions"),
+        ("newest", "newest.uri"),
+        ("manifest", "newest.manifest_sha256"),
+        ("files", "newest.files"),
+        ("size", lambda row: size(row["newest"]["bytes"])),
+        *((key.replace("_", " "), f"about.{key}") for key in _ABOUT),
+        ("splits", _splits),
+        ("created", "created_at"),
+        ("updated", "updated_at"),
+    )
+)
+
+
+def _listing(noun: str) -> Table:
+    return Table(
+        (
+            Column(noun.upper(), "name"),
+            Column("NEWEST", "newest.version", shortest=12),
+            Column("SIZE", lambda row: size(row["newest"]["bytes"]), rank=3),
+            Column("VERSIONS", "versions", rank=4),
+            Column("VISIBILITY", "visibility", rank=2),
+            Column("DESCRIPTION", "description", rank=5, shortest=12),
+            Column("UPDATED", "updated_at", rank=1),
+        ),
+        empty=f"No {noun}s that this key may read. `{noun} publish PATH --name NS/NAME` publishes one.",
+    )
+
+
+def _kind_group(noun: str, help_text: str) -> click.Group:
+    """The commands of one kind; ``noun`` is ``dataset``, its door in the client is ``client.datasets``."""
+
+    def door(client: Client) -> Contents:
+        found: Contents = getattr(client, f"{noun}s")
+        return found
+
+    group = Group(noun, help=help_text)
+    group.add_command(_publish(noun, door))
+    group.add_command(_list(noun, door))
+    for command in (_show, _versions, _files, _download, _visibility, _withdraw):
+        group.add_command(command(noun, door))
+    return group
+
+
+Door = Callable[["Client"], "Contents"]
+
+
+def _publish(noun: str, door: Door) -> click.Command:
+    @click.command(
+        "publish",
+        help=f"Publish folder or file PATH as a version of a {noun.capitalize()}.\n\n"
+        "Only what the server lacks is uploaded, and only files touched since the last time are read. "
+        "The same files twice are one version.",
+    )
+    @click.argument("path", type=click.Path(path_type=Path, exists=True))
+    @click.option("--name", metavar="NS/NAME", required=True, help="What it is called.")
+    @click.option("--version", metavar="V", help="A label for good; the manifest's SHA-256 by default.")
+    @click.option(
+        "--visibility", type=click.Choice(VISIBILITIES), help="Who may read it (a new one: project)."
+    )
+    @click.option("--parallel", type=Whole(), default=4, show_default=True, help="Uploads at once.")
+    @quiet_option
+    @json_option
+    @click.pass_obj
+    def command(
+        session: Session,
+        path: Path,
+        *,
+        name: str,
+        version: str | None,
+        visibility: str | None,
+        parallel: int,
+        quiet: bool,
+    ) -> None:
+        with session.client() as client, _bars(session) as progress:
+            done = door(client).publish(
+                path, name=name, version=version, visibility=visibility, parallel=parallel, progress=progress
+            )
+        document = {
+            **done.version.raw,
+            "uploaded": done.uploaded,
+            "hashed": done.hashed,
+            "skipped": list(done.skipped),
+            "published_before": done.published_before,
+        }
+        if done.skipped:
+            left = f"{done.skipped[0]}{' and others' if len(done.skipped) > 1 else ''}"
+            session.note(f"Left out: {left} (never published).")
+        session.show(document, _URI if quiet else VERSION)
+        if done.published_before:
+            session.note("\nThis version was published before with the same files; nothing changed.")
+        else:
+            session.note(f"\nPublished; {count(done.uploaded, 'file')} uploaded.")
+
+    return command
+
+
+def _list(noun: str, door: Door) -> click.Command:
+    @click.command("list", help=f"List the {noun.capitalize()}s that your key may read, newest first.")
+    @click.option("--q", metavar="TEXT", help="Part of a name.")
+    @click.option("--limit", type=Whole(), default=25, show_default=True, help="Names per page, 1 to 100.")
+    @click.option("--cursor", help="Go on after an earlier page.")
+    @quiet_option
+    @json_option
+    @click.pass_obj
+    def command(session: Session, *, q: str | None, limit: int, cursor: str | None, quiet: bool) -> None:
+        with session.client() as client:
+            page = door(client).list(limit=limit, cursor=cursor, q=q)
+        shown = [views.ids("name")] if quiet else [_listing(noun), *views.more(page.raw)]
+        session.show(page.raw, *shown)
+
+    return command
+
+
+def _show(noun: str, door: Door) -> click.Command:
+    @click.command("show", help=f"Show a {noun.capitalize()} (NS/NAME) or one version (NS/NAME@VERSION).")
+    @click.argument("name")
+    @json_option
+    @click.pass_obj
+    def command(session: Session, name: str) -> None:
+        with session.client() as client, suggestions(session, door(client), name):
+            if "@" in name:
+                session.show(door(client).version(name).raw, VERSION)
+            else:
+                session.show(door(client).get(name).raw, CONTENT)
+
+    return command
+
+
+def _versions(noun: str, door: Door) -> click.Command:
+    @click.command("versions", help=f"List the versions of a {noun.capitalize()}, newest first.")
+    @click.argument("name")
+    @click.option("--limit", type=Whole(), default=25, show_default=True, help="Versions per page, 1 to 100.")
+    @click.option("--cursor", help="Go on after an earlier page.")
+    @quiet_option
+    @json_option
+    @click.pass_obj
+    def command(session: Session, name: str, *, limit: int, cursor: str | None, quiet: bool) -> None:
+        with session.client() as client, suggestions(session, door(client), name):
+            page = door(client).versions(name, limit=limit, cursor=cursor)
+        session.show(page.raw, *([views.ids("uri")] if quiet else [VERSIONS, *views.more(page.raw)]))
+
+    return command
+
+
+def _files(noun: str, door: Door) -> click.Command:
+    @click.command(
+        "files",
+        help=f"List the files of a {noun.capitalize()}'s version, or print the one at PATH "
+        "byte for byte.\n\nWithout @VERSION the newest counts.",
+    )
+    @click.argument("name")
+    @click.argument("path", required=False)
+    @click.option("--limit", type=Whole(), default=100, show_default=True, help="Files per page, 1 to 100.")
+    @click.option("--cursor", help="Go on after an earlier page.")
+    @json_option
+    @click.pass_obj
+    def command(session: Session, name: str, path: str | None, *, limit: int, cursor: str | None) -> None:
+        if path is not None and session.json:
+            raise click.UsageError("a file is printed as it is; leave out --json, or PATH")
+        with session.client() as client, suggestions(session, door(client), name):
+            if path is not None:
+                for piece in door(client).read_file(name, path):
+                    sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
+                return
+            page = door(client).files(name, limit=limit, cursor=cursor)
+        session.show(page.raw, FILES, *views.more(page.raw))
+
+    return command
+
+
+def _download(noun: str, door: Door) -> click.Command:
+    @click.command(
+        "download",
+        help=f"Download a version of a {noun.capitalize()} into FOLDER, every file "
+        "verified.\n\nRun it again to finish what was interrupted. Without @VERSION the newest counts.",
+    )
+    @click.argument("name")
+    @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+    @click.option("--overwrite", is_flag=True, help="Replace files there that have other content.")
+    @click.option("--parallel", type=Whole(), default=4, show_default=True, help="Files at once.")
+    @json_option
+    @click.pass_obj
+    def command(session: Session, name: str, folder: Path, *, overwrite: bool, parallel: int) -> None:
+        with session.client() as client, suggestions(session, door(client), name), _bars(session) as tell:
+            moved = None if tell is None else _downloading(tell)
+            version = door(client).download(
+                name, folder, overwrite=overwrite, parallel=parallel, progress=moved
+            )
+        session.show({**version.raw, "folder": str(folder)}, VERSION)
+        session.note(f"\n{count(version.files, 'file')} in {folder}, each verified.")
+
+    return command
+
+
+def _visibility(noun: str, door: Door) -> click.Command:
+    @click.command(
+        "visibility",
+        help=f"Decide who may read a {noun.capitalize()}: everybody, its own project, "
+        "or also the projects named.",
+    )
+    @click.argument("name")
+    @click.argument("who", type=click.Choice(VISIBILITIES))
+    @click.option(
+        "--to", "projects", multiple=True, metavar="PROJECT", help="With `projects`: who. Repeatable."
+    )
+    @json_option
+    @click.pass_obj
+    def command(session: Session, name: str, who: str, projects: tuple[str, ...]) -> None:
+        if (who == "projects") != bool(projects):
+            raise click.UsageError("`projects` needs at least one --to PROJECT, and only `projects` takes it")
+        with session.client() as client, suggestions(session, door(client), name):
+            session.show(door(client).set_visibility(name, who, projects), VISIBILITY)
+
+    return command
+
+
+def _withdraw(noun: str, door: Door) -> click.Command:
+    @click.command(
+        "withdraw",
+        help=f"Make a version of a {noun.capitalize()} (NS/NAME@VERSION) unfindable.\n\n"
+        "Trials that wait for it will not start; those that run go on. A manifest's SHA-256 after the @ "
+        "withdraws all its versions.",
+    )
+    @click.argument("name")
+    @json_option
+    @click.pass_obj
+    def command(session: Session, name: str) -> None:
+        with session.client() as client, suggestions(session, door(client), name):
+            session.show(door(client).withdraw(name), WITHDRAWN)
+
+    return command
+
+
+dataset = _kind_group("dataset", "Publish, share and fetch Datasets.")
+model = _kind_group("model", "Publish, share and fetch Models.")
+recipe = _kind_group("recipe", "Publish, share and fetch Recipes.")
+plugin = _kind_group("plugin", "Publish and fetch Plugins, and decide which are allowed.")
+
+
+@plugin.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def approve(session: Session, name: str) -> None:
+    """Allow a Plugin's package (NS/NAME@VERSION) on this deployment. Needs the owner key.
+
+    What is allowed is the digest: another version needs its own approval.
+    """
+    with session.client() as client, suggestions(session, client.plugins, name):
+        session.show(client.plugins.approve(name), APPROVAL)
+
+
+@plugin.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def revoke(session: Session, name: str) -> None:
+    """Stop allowing a Plugin's package (NS/NAME@VERSION). Needs the owner key.
+
+    Trials that wait with it will not start; those that run go on.
+    """
+    with session.client() as client, suggestions(session, client.plugins, name):
+        session.show(client.plugins.revoke(name), APPROVAL)
+
+
+@plugin.command()
+@click.option("--limit", type=Whole(), default=25, show_default=True, help="Packages per page, 1 to 100.")
+@click.option("--cursor", help="Go on after an earlier page.")
+@json_option
+@click.pass_obj
+def approved(session: Session, *, limit: int, cursor: str | None) -> None:
+    """List the Plugins that were approved or revoked on this deployment."""
+    with session.client() as client:
+        page = client.plugins.approvals(limit=limit, cursor=cursor)
+    session.show(page.raw, APPROVALS, *views.more(page.raw))
+
+
+@contextlib.contextmanager
+def suggestions(session: Session, contents: Contents, wanted: str) -> Iterator[None]:
+    """When a content is not found, look up the names, or the versions, that come nearest."""
+    from trainshed.sdk.errors import NotFound, TrainshedError  # noqa: PLC0415 - click only at import time
+
+    try:
+        yield
+    except NotFound as error:
+        if error.code == "CONTENT_NOT_FOUND":
+            name, at, ref = wanted.partition("@")
+            with contextlib.suppress(TrainshedError):
+                session.nearest(name, [each.name for each in contents.list(limit=100)])
+                if at and name in session.suggestions:
+                    session.nearest(ref, [each.version for each in contents.versions(name, limit=100)])
+                    session.suggestions = [f"{name}@{version}" for version in session.suggestions]
+        raise
+
+
+@contextlib.contextmanager
+def _bars(session: Session) -> Iterator[Callable[[PublishProgress], None] | None]:
+    """A bar for each stage, for a person at a terminal; else nothing."""
+    if session.json or session.quiet or not interactive():
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
+    from rich.progress import (  # noqa: PLC0415 - as above
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def moved(state: PublishProgress) -> None:
+            if state.stage not in tasks:
+                tasks[state.stage] = bars.add_task(state.stage, total=max(state.total, 1))
+            bars.update(tasks[state.stage], completed=state.done)
+
+        yield moved
+
+
+def _downloading(tell: Callable[[PublishProgress], None]) -> Callable[[int, int], None]:
+    from trainshed.sdk import PublishProgress  # noqa: PLC0415 - click only at import time
+
+    return lambda done, total: tell(PublishProgress("downloading", done, total))

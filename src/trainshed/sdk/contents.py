@@ -1,0 +1,265 @@
+"""Datasets, Models, Recipes and Plugins: publish, read, download, and decide who may read them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainshed.sdk.answers import LARGEST_PAGE, Page, mapping, page, split_name
+from trainshed.sdk.content_objects import (
+    Content,
+    ContentVersion,
+    PublishedContent,
+    PublishProgress,
+    content,
+    content_version,
+)
+from trainshed.sdk.errors import ConfigurationError, IntegrityError, InvalidAnswer, LocalFileError, NotFound
+from trainshed.sdk.transport import Transport, route
+
+if TYPE_CHECKING:
+    from trainshed.model.content import ContentFile
+
+PARALLEL = 4
+
+
+class Contents:
+    """The contents of one kind that this key may read: ``client.datasets`` and its siblings."""
+
+    def __init__(self, transport: Transport, kind: str) -> None:
+        self._transport = transport
+        self.kind = kind
+
+    def list(self, *, cursor: str | None = None, limit: int = 25, q: str | None = None) -> Page[Content]:
+        """One page, the newest first; ``q`` is part of a name."""
+        query = {"cursor": cursor, "limit": limit, "q": q}
+        return page(self._transport.call("GET", self._route(), query=query), content)
+
+    def iter_all(self, *, q: str | None = None) -> Iterator[Content]:
+        """Every readable one, page by page as they are needed."""
+        return _walk(lambda cursor: self.list(cursor=cursor, limit=LARGEST_PAGE, q=q))
+
+    def get(self, name: str) -> Content:
+        """``namespace/name``: what it is, who may read it (``raw``), and its newest version."""
+        full, ref = split_name(name)
+        if ref:
+            raise ConfigurationError(f"`{name}`: `version` reads one version; leave out the `@…` here")
+        return content(self._transport.call("GET", self._route(*full)))
+
+    def version(self, name: str) -> ContentVersion:
+        """``namespace/name@ref``, where the ref is a label or a manifest's digest; without one the newest."""
+        full, ref = split_name(name)
+        ref = ref or self.get(name).newest.manifest_sha256
+        return content_version(self._transport.call("GET", self._route(*full, "versions", ref)))
+
+    def versions(self, name: str, *, cursor: str | None = None, limit: int = 25) -> Page[ContentVersion]:
+        """One page of the versions that are not withdrawn, newest first."""
+        full, _ = split_name(name)
+        query = {"cursor": cursor, "limit": limit}
+        return page(self._transport.call("GET", self._route(*full, "versions"), query=query), content_version)
+
+    def files(
+        self, name: str, *, cursor: str | None = None, limit: int = LARGEST_PAGE
+    ) -> Page[Mapping[str, Any]]:
+        """One page of the files of a version, each with ``path``, ``size``, ``sha256``, ``executable``."""
+        version = self.version(name)
+        where = self._version_route(version, "files")
+        answer = self._transport.call("GET", where, query={"cursor": cursor, "limit": limit})
+        return page(answer, lambda raw: mapping(raw, "a file"))
+
+    def read_file(self, name: str, path: str) -> Iterator[bytes]:
+        """The bytes of one file of a version, as they arrive."""
+        where = self._version_route(self.version(name), "files", *path.split("/"))
+        return self._transport.read(where)
+
+    def manifest(self, name: str) -> bytes:
+        """The manifest of a version: canonical JSON, proved to be what its digest names.
+
+        Raises `IntegrityError`.
+        """
+        version = self.version(name)
+        data = b"".join(self._transport.read(self._version_route(version, "manifest")))
+        if (found := hashlib.sha256(data).hexdigest()) != version.manifest_sha256:
+            raise IntegrityError(
+                f"the manifest of {version.uri} has SHA-256 {found}, not {version.manifest_sha256}",
+                hint="Download it again; if it stays so, the stored manifest is damaged.",
+            )
+        return data
+
+    def publish(
+        self,
+        path: str | Path,
+        *,
+        name: str,
+        version: str | None = None,
+        visibility: str | None = None,
+        parallel: int = PARALLEL,
+        progress: Callable[[PublishProgress], None] | None = None,
+    ) -> PublishedContent:
+        """Publish a folder, or one file, as a version of ``name`` (``namespace/name``).
+
+        Only what the server lacks is uploaded, and only files that were touched since the last publication
+        are read. Without ``version`` the manifest's digest is its label. Publishing the same again changes
+        nothing. Raises `NotFreezable` with every fault before anything is sent, `LocalFileError`, `ApiError`.
+        """
+        full, ref = split_name(name)
+        if ref:
+            raise ConfigurationError(f"`{name}`: a name to publish under has no `@…`; give the version apart")
+        from trainshed.sdk.publication import Publication  # noqa: PLC0415 - publishing only
+
+        task = Publication(self._transport, self.kind, full, version, visibility, parallel, progress)
+        return task.run(Path(path))
+
+    def download(
+        self,
+        name: str,
+        folder: str | Path,
+        *,
+        overwrite: bool = False,
+        parallel: int = PARALLEL,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ContentVersion:
+        """Download every file of a version into ``folder``; each is verified before it has its name.
+
+        What is there already with the right bytes is kept, and a file that was begun is gone on with, so
+        calling again finishes what was interrupted. ``progress`` is told bytes done and bytes in all. Raises
+        `UnsafeName`, `LocalFileError`, `IntegrityError`, `NotFound` (it may be withdrawn meanwhile).
+        """
+        from trainshed.model.manifests import ManifestFault, ManifestScan, tree_faults  # noqa: PLC0415 - downloads only
+
+        version = self.version(name)
+        data = self.manifest(f"{version.name}@{version.manifest_sha256}")
+        try:
+            files = list(ManifestScan(io.BytesIO(data).read))
+        except ManifestFault as fault:
+            raise InvalidAnswer(f"the manifest of {version.uri} is none: {fault}") from None
+        if faults := tree_faults(file.path for file in files):
+            raise IntegrityError(f"{version.uri} holds a name that no folder can: {faults[0].message}")
+        self._fetch(version, files, Path(folder), overwrite=overwrite, parallel=parallel, progress=progress)
+        return version
+
+    def withdraw(self, name: str) -> Mapping[str, Any]:
+        """Make a version unfindable for new submissions: by its label, or all labels of a digest."""
+        full, ref = split_name(name)
+        if not ref:
+            raise ConfigurationError(f"`{name}`: name the version to withdraw after an `@`")
+        answer = self._transport.call("DELETE", self._route(*full, "versions", ref))
+        return mapping(answer, "a withdrawal")
+
+    def set_visibility(self, name: str, visibility: str, projects: Sequence[str] = ()) -> Mapping[str, Any]:
+        """Who may read it: ``public``, ``project`` (its owner), or ``projects`` (also those named)."""
+        full, ref = split_name(name)
+        if ref:
+            raise ConfigurationError("visibility belongs to a name, not to one version: leave out the `@…`")
+        body: dict[str, Any] = {"visibility": visibility}
+        if projects:
+            body["projects"] = list(projects)
+        return mapping(
+            self._transport.call("PUT", self._route(*full, "visibility"), body=body), "a visibility"
+        )
+
+    def _fetch(
+        self,
+        version: ContentVersion,
+        files: Sequence[ContentFile],
+        folder: Path,
+        *,
+        overwrite: bool,
+        parallel: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        from trainshed.sdk.download import Source, check_names, fetch_file  # noqa: PLC0415 - downloads only
+
+        check_names(file.path for file in files)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalFileError(f"cannot make the folder {folder}: {error.strerror}") from error
+        total = sum(file.size for file in files)
+        here = dict.fromkeys((file.path for file in files), 0)
+        done = 0
+
+        def moved(path: str, count: int) -> None:
+            nonlocal done
+            done += count - here[path]
+            here[path] = count
+            if progress is not None:
+                progress(done, total)
+
+        def one(file: ContentFile) -> None:
+            source = Source(
+                file.path,
+                file.size,
+                file.sha256,
+                self._version_route(version, "blobs", file.sha256),
+                f"{file.sha256} {file.path}",
+                executable=file.executable,
+            )
+            fetch_file(
+                self._transport, source, folder, overwrite=overwrite, progress=partial(moved, file.path)
+            )
+
+        with ThreadPoolExecutor(max_workers=max(1, parallel)) as pool:
+            tasks = [pool.submit(one, file) for file in files]
+            try:
+                for task in wait(tasks, return_when=FIRST_EXCEPTION).done:
+                    task.result()
+            except NotFound as error:
+                hint = (
+                    "It was withdrawn meanwhile; what is here stays, and goes on once it is published again."
+                )
+                raise NotFound(error.status, error.code, error.message, hint=hint) from error
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    def _route(self, *parts: str) -> str:
+        return route("content", self.kind, *parts)
+
+    def _version_route(self, version: ContentVersion, *parts: str) -> str:
+        return self._route(*version.name.split("/"), "versions", version.manifest_sha256, *parts)
+
+
+class Plugins(Contents):
+    """``client.plugins``: as other contents, and approved or not on this deployment (E94)."""
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport, "plugins")
+
+    def approve(self, name: str) -> Mapping[str, Any]:
+        """Allow the package ``namespace/name@ref`` here, by its digest. Needs the owner key."""
+        return self._decide("PUT", name)
+
+    def revoke(self, name: str) -> Mapping[str, Any]:
+        """Stop allowing a package. Trials that wait with it will not start. Needs the owner key."""
+        return self._decide("DELETE", name)
+
+    def approvals(self, *, cursor: str | None = None, limit: int = 25) -> Page[Mapping[str, Any]]:
+        """One page of approved and revoked packages."""
+        query = {"cursor": cursor, "limit": limit}
+        answer = self._transport.call("GET", self._route("approvals"), query=query)
+        return page(answer, lambda raw: mapping(raw, "an approval"))
+
+    def _decide(self, method: str, name: str) -> Mapping[str, Any]:
+        full, ref = split_name(name)
+        if not ref:
+            raise ConfigurationError(f"`{name}`: name the version or digest to decide of after an `@`")
+        where = self._route(*full, "versions", ref, "approval")
+        return mapping(self._transport.call(method, where), "an approval")
+
+
+def _walk(fetch: Callable[[str | None], Page[Content]]) -> Iterator[Content]:
+    cursor = None
+    while True:
+        found = fetch(cursor)
+        yield from found
+        if found.next_cursor is None:
+            return
+        if found.next_cursor == cursor:
+            raise InvalidAnswer("the list does not end: its cursor repeats")
+        cursor = found.next_cursor

@@ -1,0 +1,163 @@
+"""Publishing a folder: look at it, read what was touched, upload what is missing, name the manifest.
+
+An unchanged folder is named by the digest it had, in one request. What only other folders need is imported
+when it is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainshed.sdk.content_objects import PublishedContent, PublishProgress, content_version
+from trainshed.sdk.errors import FieldFault, NotFound, ServerUnavailable
+from trainshed.sdk.home import find_home
+from trainshed.sdk.scan import LocalFile, Tree, hash_files, look, open_stream, refuse
+from trainshed.sdk.scan import Progress as BytesProgress
+from trainshed.sdk.stat_cache import StatCache
+from trainshed.sdk.transport import Transport, route
+
+if TYPE_CHECKING:
+    from trainshed.model.content import Manifest
+
+INLINE_MANIFEST_BYTES = 4 << 20
+"""A longer manifest is uploaded as a blob and then named by its digest."""
+_TRIES = 3
+_GONE = frozenset({"BLOB_NOT_FOUND", "BLOB_BEING_DELETED"})
+
+
+class Publication:
+    """One publication, from looking at the folder to the answer."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        kind: str,
+        full: tuple[str, str],
+        version: str | None,
+        visibility: str | None,
+        parallel: int,
+        progress: Callable[[PublishProgress], None] | None,
+    ) -> None:
+        self._transport = transport
+        self._kind = kind
+        self._where = route("content", kind, *full, "versions")
+        self._body = {"version": version, "visibility": visibility}
+        self._parallel = parallel
+        self._progress = progress
+        self._hashed = 0
+        self._uploaded = 0
+
+    def run(self, path: Path) -> PublishedContent:
+
+        read_ns = time.time_ns()
+        tree = look(path)
+        cache = StatCache(find_home(), tree.root, self._kind)
+        known = None if tree.faults else cache.unchanged(tree)
+        if known is not None:
+            try:
+                return self._name(known.manifest_sha256, tree)
+            except (NotFound, ServerUnavailable) as error:
+                if error.code not in _GONE:
+                    raise
+        tree.check()
+        digests = self._digests(tree, cache)
+        manifest = self._manifest(tree, digests)
+        encoded = manifest.encode()
+        digest = manifest.sha256
+        cache.remember(tree, digests, digest, read_ns)
+        return self._send(tree, digests, encoded, digest)
+
+    def _digests(self, tree: Tree, cache: StatCache) -> list[str]:
+
+        kept = cache.digests(tree.files)
+        fresh = [file for file, digest in zip(tree.files, kept, strict=True) if digest is None]
+        read = iter(hash_files(fresh, self._stage("reading")))
+        self._hashed = len(fresh)
+        return [next(read) if digest is None else digest for digest in kept]
+
+    def _manifest(self, tree: Tree, digests: Sequence[str]) -> Manifest:
+        from trainshed.model.about import read_about  # noqa: PLC0415 - not for an unchanged tree
+        from trainshed.model.content import ContentFile, ContentKind, make_manifest  # noqa: PLC0415 - as above
+        from trainshed.model.errors import Refusal  # noqa: PLC0415 - as above
+
+        kind = ContentKind(self._kind)
+        by_path = {file.path: file for file in tree.files}
+        try:
+            about = read_about(kind, list(by_path), lambda path: _head(by_path.get(path)))
+        except Refusal as refusal:
+            refuse(tree.root, [FieldFault(each.path, each.code, each.message) for each in refusal.faults])
+            raise
+        files = [
+            ContentFile(file.path, file.size, digest, file.executable)
+            for file, digest in zip(tree.files, digests, strict=True)
+        ]
+        return make_manifest(kind, files, about)
+
+    def _send(self, tree: Tree, digests: Sequence[str], encoded: bytes, digest: str) -> PublishedContent:
+        """Upload what is missing and name the manifest; what a collector took meanwhile is sent again."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._name(digest, tree)
+            except (NotFound, ServerUnavailable) as error:
+                if error.code not in _GONE:
+                    raise
+            self._upload(tree, digests, encoded, digest)
+            try:
+                return self._name(digest, tree, encoded if len(encoded) <= INLINE_MANIFEST_BYTES else None)
+            except (NotFound, ServerUnavailable) as error:
+                if error.code not in _GONE or not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _upload(self, tree: Tree, digests: Sequence[str], encoded: bytes, digest: str) -> None:
+        from trainshed.sdk.blobs import BlobUploads, Upload  # noqa: PLC0415 - not for an unchanged tree
+
+        once = dict(zip(digests, tree.files, strict=True))
+        uploads = [
+            Upload(name, file.size, partial(open_stream, file), file.path) for name, file in once.items()
+        ]
+        self._uploaded += BlobUploads(self._transport).send(
+            uploads, parallel=self._parallel, progress=self._stage("uploading")
+        )
+        if len(encoded) > INLINE_MANIFEST_BYTES:
+            whole = Upload(digest, len(encoded), lambda: io.BytesIO(encoded), "the manifest")
+            BlobUploads(self._transport).send([whole])
+
+    def _name(self, digest: str, tree: Tree, encoded: bytes | None = None) -> PublishedContent:
+        """Ask the server to publish the manifest, which it must have unless it is sent along."""
+        body: dict[str, Any] = {key: value for key, value in self._body.items() if value is not None}
+        body["manifest_sha256"] = digest
+        if encoded is not None:
+            body["manifest"] = json.loads(encoded)
+        answer = self._transport.ask("POST", self._where, body=body, repeatable=True)
+        # After a lost answer nobody can tell whether it was this call that published it.
+        known = answer.status == HTTPStatus.OK and answer.tries == 1
+        return PublishedContent(
+            content_version(answer.document), self._uploaded, self._hashed, tuple(tree.skipped), known
+        )
+
+    def _stage(self, stage: str) -> BytesProgress | None:
+        tell = self._progress
+        if tell is None:
+            return None
+        return lambda done, total: tell(PublishProgress(stage, done, total))
+
+
+def _head(file: LocalFile | None) -> bytes | None:
+    """The bytes of a file that describes a content; more of a long one than it may have."""
+    from trainshed.model.about import MAX_ABOUT_FILE_BYTES  # noqa: PLC0415 - not for an unchanged tree
+
+    if file is None:
+        return None
+    with open_stream(file) as stream:
+        found = b""
+        while piece := stream.read(MAX_ABOUT_FILE_BYTES + 1 - len(found)):
+            found += piece
+        return found

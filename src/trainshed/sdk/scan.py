@@ -1,0 +1,309 @@
+"""Looking at a file or a folder that is to be published: what is in it, and the SHA-256 of every file.
+
+Only regular files are published. Links, devices, FIFOs, sockets, names that are not UTF-8 and names that
+would collide elsewhere are refused, all of them at once. Left out are `SKIPPED`: bookkeeping of version
+control, caches of Python and notebooks, and what desktops leave behind. Empty folders are not published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from trainshed.sdk.errors import ContentChanged, FieldFault, LocalFileError, NotFreezable
+
+SKIPPED = frozenset(
+    {
+        ".git",
+        ".hg",
+        ".svn",
+        "__pycache__",
+        ".ipynb_checkpoints",
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".DS_Store",
+        "Thumbs.db",
+        "desktop.ini",
+    }
+)
+"""Names of files and folders that are never published, wherever they are."""
+MAX_THREADS = 8
+_CHUNK = 1 << 20
+_BATCH_FILES = 64
+_BATCH_BYTES = 8 << 20
+_CODE = "INVALID_CONTENT"
+_KINDS = (
+    (stat.S_ISLNK, "is a symbolic link; publish the file itself in its place"),
+    (stat.S_ISFIFO, "is a FIFO"),
+    (stat.S_ISSOCK, "is a socket"),
+    (stat.S_ISBLK, "is a device"),
+    (stat.S_ISCHR, "is a device"),
+)
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+Progress = Callable[[int, int], None]
+"""Told (bytes done, bytes in all), from several threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A regular file as it was found."""
+
+    path: str
+    """Relative, ``/`` between parts."""
+    place: str
+    """Where it lies."""
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    executable: bool
+
+    @property
+    def state(self) -> tuple[int, int, int, int]:
+        """What changes when the file is written or replaced."""
+        return self.size, self.mtime_ns, self.ctime_ns, self.inode
+
+
+@dataclass(slots=True)
+class Tree:
+    """Everything found below a path."""
+
+    root: Path
+    entries: list[tuple[str, str, os.stat_result]] = field(default_factory=list)
+    """Regular files: path, place, what the system says. In the order of the paths' bytes."""
+    skipped: list[str] = field(default_factory=list)
+    """What was left out: paths of `SKIPPED`."""
+    faults: list[FieldFault] = field(default_factory=list)
+    _files: list[LocalFile] | None = None
+
+    @property
+    def files(self) -> list[LocalFile]:
+        """The regular files. Made when they are asked for: a tree that is unchanged needs none."""
+        if self._files is None:
+            self._files = [
+                LocalFile(
+                    path,
+                    place,
+                    info.st_size,
+                    info.st_mtime_ns,
+                    info.st_ctime_ns,
+                    info.st_ino,
+                    bool(info.st_mode & stat.S_IXUSR),
+                )
+                for path, place, info in self.entries
+            ]
+        return self._files
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(info.st_size for _, _, info in self.entries)
+
+    def signature(self) -> str:
+        """The same for two looks only if no file was written, replaced, added, removed or renamed between."""
+        lines = [
+            f"{path}\0{i.st_size},{i.st_mtime_ns},{i.st_ctime_ns},{i.st_ino},{i.st_mode}\n"
+            for path, _, i in self.entries
+        ]
+        return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def check(self) -> None:
+        """Refuse what must not be published, with every fault: raises `NotFreezable`."""
+        from trainshed.model.manifests import tree_faults  # noqa: PLC0415 - not for an unchanged tree
+
+        wrong = tree_faults(path for path, _, _ in self.entries)
+        named = [FieldFault(each.path, each.code, each.message) for each in wrong]
+        refuse(self.root, [*self.faults, *named])
+        if not self.entries:
+            refuse(self.root, [FieldFault("", _CODE, f"{self.root} holds no files")])
+
+
+def refuse(root: Path, faults: Sequence[FieldFault]) -> None:
+    """Raise `NotFreezable` if there are faults."""
+    if faults:
+        count = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise NotFreezable(
+            faults[0].code,
+            f"{root} cannot be published: {faults[0].message}{count}",
+            tuple(faults),
+            hint="Correct or move away what is named; nothing was sent.",
+        )
+
+
+def look(path: Path) -> Tree:
+    """Find every file below ``path`` (a folder, or one file). Nothing is read yet; faults are noted.
+
+    Raises `LocalFileError` where there is nothing to look at.
+    """
+    try:
+        root = path.resolve(strict=True)
+        info = root.stat()
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise LocalFileError(f"cannot read {path}: {reason}") from None
+    tree = Tree(root)
+    if stat.S_ISDIR(info.st_mode):
+        _walk(tree, str(root), "")
+        tree.entries.sort(key=lambda entry: entry[0].encode("utf-8", "surrogateescape"))
+    else:
+        _judge(tree, root.name, str(root), info)
+    return tree
+
+
+def _walk(tree: Tree, folder: str, prefix: str) -> None:
+    """Look at one folder and those below it, without following links and without recursion."""
+    waiting = [(folder, prefix)]
+    while waiting:
+        folder, prefix = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    path = prefix + entry.name
+                    if entry.name in SKIPPED:
+                        tree.skipped.append(path)
+                    elif entry.is_dir(follow_symlinks=False):
+                        waiting.append((entry.path, f"{path}/"))
+                    else:
+                        _judge(tree, path, entry.path, entry.stat(follow_symlinks=False))
+        except OSError as error:
+            where = prefix.rstrip("/")
+            tree.faults.append(FieldFault(_shown(where), _CODE, f"`{_shown(where)}` {_unreadable(error)}"))
+
+
+def _judge(tree: Tree, path: str, place: str, info: os.stat_result) -> None:
+    mode = info.st_mode
+    if stat.S_ISREG(mode):
+        tree.entries.append((path, place, info))
+        return
+    said = next((words for is_kind, words in _KINDS if is_kind(mode)), "is no regular file")
+    tree.faults.append(FieldFault(_shown(path), _CODE, f"`{_shown(path)}` {said}"))
+
+
+@contextmanager
+def opened(file: LocalFile) -> Iterator[int]:
+    """The file's descriptor, if it is still the one that was found; raises `LocalFileError`.
+
+    When the block ends the file must be as it was, or what was read of it is not one state of it.
+    """
+    descriptor = open_unchanged(file)
+    try:
+        yield descriptor
+        _unchanged(file, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_unchanged(file: LocalFile) -> int:
+    """A descriptor of the file that was found; raises `LocalFileError`."""
+    try:
+        descriptor = os.open(file.place, _OPEN)
+    except OSError as error:
+        raise LocalFileError(f"`{_shown(file.path)}` {_unreadable(error)}") from None
+    try:
+        _unchanged(file, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_stream(file: LocalFile) -> BinaryIO:
+    """The file to read from for an upload. Raises `LocalFileError`."""
+    return os.fdopen(open_unchanged(file), "rb", buffering=0)
+
+
+def hash_files(files: Sequence[LocalFile], progress: Progress | None = None) -> list[str]:
+    """The SHA-256 of each file, several at a time; a constant amount of memory however large they are.
+
+    Raises `NotFreezable` with every file that cannot be read or changes while it is.
+    """
+    total = sum(file.size for file in files)
+    counter = _Counter(total, progress)
+    faults: list[FieldFault] = []
+
+    def batch(some: Sequence[LocalFile]) -> list[str]:
+        buffer = memoryview(bytearray(min(_CHUNK, max(1, *(file.size for file in some)))))
+        found = []
+        for file in some:
+            try:
+                found.append(_hash(file, buffer, counter))
+            except LocalFileError as error:
+                found.append("")
+                faults.append(FieldFault(_shown(file.path), _CODE, error.message))
+        return found
+
+    threads = max(1, min(MAX_THREADS, os.cpu_count() or 1))
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        digests = [digest for some in pool.map(batch, _batches(files)) for digest in some]
+    if faults:
+        faults.sort(key=lambda fault: fault.path)
+        refuse(Path(os.path.commonpath([file.place for file in files])), faults)
+    return digests
+
+
+def _hash(file: LocalFile, buffer: memoryview, counter: _Counter) -> str:
+    digest = hashlib.sha256()
+    with opened(file) as descriptor:
+        done = 0
+        while count := os.readv(descriptor, [buffer]):
+            digest.update(buffer[:count])
+            done += count
+            counter.add(count)
+            if done > file.size:
+                break
+    return digest.hexdigest()
+
+
+def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
+    """Small files many at a time: handing one to a thread costs more than reading it."""
+    some: list[LocalFile] = []
+    size = 0
+    for file in files:
+        some.append(file)
+        size += file.size
+        if len(some) == _BATCH_FILES or size >= _BATCH_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+class _Counter:
+    """Adds up what several threads have read."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total = total
+        self._done = 0
+        self._progress = progress
+
+    def add(self, count: int) -> None:
+        if self._progress is not None:
+            # Losing one of two additions at once makes a bar jump, and nothing else.
+            self._done += count
+            self._progress(min(self._done, self._total), self._total)
+
+
+def _unchanged(file: LocalFile, descriptor: int) -> None:
+    info = os.fstat(descriptor)
+    state = (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+    if not stat.S_ISREG(info.st_mode) or state != file.state:
+        raise ContentChanged(
+            f"`{_shown(file.path)}` changed while it was being published",
+            hint="Publish again when nothing writes there any more.",
+        )
+
+
+def _unreadable(error: OSError) -> str:
+    return f"cannot be read: {error.strerror or error}"
+
+
+def _shown(path: str) -> str:
+    return path[:200].encode("utf-8", "backslashreplace").decode()
