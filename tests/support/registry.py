@@ -178,7 +178,7 @@ class Registry:
         """An image, built at its first use. Equal arguments give equal digests.
 
         ``busybox`` has a shell and neither Bash nor Python; ``python`` has Bash, coreutils and this Python;
-        ``empty`` has nothing. A ``marker`` is a text that one more layer puts into ``/marker``, so that images
+        ``empty`` has nothing. A ``marker`` is a text that one more layer puts into ``/marker``: images then
         differ. Another ``architecture`` changes only what the image says of itself.
         """
         said = architecture or ARCHITECTURE
