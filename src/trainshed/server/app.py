@@ -28,6 +28,7 @@ from trainshed.server.routes import (
     job_events,
     jobs,
     logs,
+    manifest,
     plugins,
     project,
     publishing,
@@ -38,7 +39,7 @@ from trainshed.server.routes import (
 from trainshed.server.services import Services
 
 _METHOD_NOT_ALLOWED = 405
-_JOB_ROUTES = (jobs.routes, job_events.routes, logs.routes)
+_JOB_ROUTES = (jobs.routes, job_events.routes, logs.routes, manifest.routes)
 # Before the Jobs' own: no Job is called `checkpoints`.
 _CHECKPOINTS = (checkpoints.routes,)
 _ROUTES = (

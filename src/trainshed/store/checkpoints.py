@@ -105,6 +105,12 @@ def of_job(connection: Connection, job_id: str) -> list[Checkpoint]:
     return [Checkpoint(*row) for row in connection.execute(_OF_JOBS, {"wanted": [job_id]})]
 
 
+def by_ids(connection: Connection, checkpoint_ids: Collection[str]) -> dict[str, Checkpoint]:
+    """These Checkpoints by id, deleted ones too: where something came from stays known."""
+    rows = connection.execute(_BY_IDS, {"wanted": sorted(checkpoint_ids)})
+    return {row.id: Checkpoint(*row) for row in rows}
+
+
 def files_of(connection: Connection, checkpoint_id: str) -> list[CheckpointFile]:
     """The files of a Checkpoint by name, also of a deleted one."""
     return files_of_all(connection, [checkpoint_id])[checkpoint_id]

@@ -1,0 +1,211 @@
+"""A Job's manifest: everything that was frozen, in one document with a digest; and comparing two of them.
+
+The document has a part ``frozen``, which never changes and which the digest is of, and a part ``outcome``,
+which grows while the Job runs. Pure: the server writes it, the client reads, checks and compares it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainshed.model.strict_json import canonical_json
+
+JOB_MANIFEST_SCHEMA = "trainshed.job-manifest/1"
+_PARTS = ("schema", "digest", "frozen", "outcome")
+_RESOURCES = ("gpu_type", "gpus", "cpus", "memory_mb", "storage_mb", "shm_mb")
+_REFERENCE = ("uri", "manifest_sha256")
+_INPUT = (*_REFERENCE, "config", "split")
+_MISSING = object()
+
+
+class ManifestFault(ValueError):
+    """The document is no Job manifest, or not the one that its digest names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field in which two manifests differ. ``None`` stands for a field that one of them lacks."""
+
+    path: str
+    """``trials[0].resources.gpus``."""
+    before: Any
+    after: Any
+    runs: bool
+    """Whether it is part of what runs; else it only says how that was named, or by which program."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"path": self.path, "before": self.before, "after": self.after, "runs": self.runs}
+
+
+def manifest_digest(frozen: Mapping[str, Any]) -> str:
+    """The SHA-256 of the canonical JSON of the part that never changes."""
+    return hashlib.sha256(canonical_json(frozen).encode()).hexdigest()
+
+
+def job_manifest(frozen: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole document."""
+    frozen = {"schema": JOB_MANIFEST_SCHEMA, **frozen}
+    return {
+        "schema": JOB_MANIFEST_SCHEMA,
+        "digest": manifest_digest(frozen),
+        "frozen": frozen,
+        "outcome": dict(outcome),
+    }
+
+
+def check_manifest(document: Any) -> Mapping[str, Any]:
+    """The frozen part of a manifest, proved to be the one that its digest names.
+
+    Raises `ManifestFault` with a sentence.
+    """
+    if not isinstance(document, dict) or document.keys() != set(_PARTS):
+        raise ManifestFault(f"a Job manifest is an object with {', '.join(_PARTS)}")
+    frozen = document["frozen"]
+    if not isinstance(frozen, dict) or frozen.get("schema") != JOB_MANIFEST_SCHEMA:
+        raise ManifestFault(f"its frozen part has no schema {JOB_MANIFEST_SCHEMA}; another program wrote it")
+    found = manifest_digest(frozen)
+    if document["digest"] != found:
+        raise ManifestFault(
+            f"its frozen part has the digest {found}, and it says {str(document['digest'])[:80]}: "
+            "it was changed after it was written"
+        )
+    try:
+        for trial in frozen["trials"]:
+            _spec(trial)
+            list(_what_runs(trial, frozen["runner_files"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ManifestFault(f"its frozen part is not complete: {error}") from error
+    return frozen
+
+
+def rerun_request(frozen: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+    """A submission that runs again what was frozen: Runners by commit, images and content by digest."""
+    return {
+        "type": frozen["job"]["type"],
+        "request_id": request_id,
+        "trials": [{"name": trial["name"], "spec": _spec(trial)} for trial in frozen["trials"]],
+    }
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """Where the frozen parts of two manifests differ, in what runs and in how it was named.
+
+    Ids, request ids, times and who submitted are those of each Job and are not compared.
+    """
+    old, new = dict(_fields(before)), dict(_fields(after))
+    found = []
+    for path in dict.fromkeys([*old, *new]):
+        was, runs = old.get(path, (_MISSING, True))
+        now, runs = new.get(path, (_MISSING, runs))
+        if was is _MISSING or now is _MISSING or not _same(was, now):
+            found.append(Difference(path, _shown(was), _shown(now), runs))
+    return sorted(found, key=lambda each: not each.runs)
+
+
+def _spec(trial: Mapping[str, Any]) -> dict[str, Any]:
+    runner, image = trial["runner"], trial["image"]
+    spec: dict[str, Any] = {
+        "runner": f"{runner['name']}@{runner['revision']}",
+        "resources": {key: trial["resources"][key] for key in _RESOURCES},
+        "timeout_seconds": trial["timeout_seconds"],
+    }
+    if image is not None:
+        spec["image"] = image["resolved"]
+    if trial["command"] is not None:
+        spec["command"] = trial["command"]
+    if trial["tags"]:
+        spec["tags"] = dict(trial["tags"])
+    if trial["profile"] is not None:
+        spec["profile"] = _profile(trial["profile"]["document"])
+    if trial["resume_from"] is not None:
+        spec["resume_from"] = trial["resume_from"]["checkpoint_id"]
+    return spec
+
+
+def _profile(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """The Profile that a snapshot was made of; every reference in it carries its digest already (E99)."""
+    given = snapshot.get("parameters_given")
+    profile: dict[str, Any] = {
+        "schema": snapshot["schema"],
+        "inputs": {name: _some(each, _INPUT) for name, each in snapshot["inputs"].items()},
+        "plugins": [_some(each, _REFERENCE) for each in snapshot["plugins"]],
+    }
+    if given is None:
+        return {**profile, "recipe": dict(snapshot["recipe"])}
+    return {**profile, "recipe": _some(snapshot["recipe"], _REFERENCE), "parameters": dict(given)}
+
+
+def _some(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: table[key] for key in keys if key in table}
+
+
+def _fields(frozen: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, bool]]]:
+    """Every field to compare: its path, its value, whether it is part of what runs."""
+    yield "trials", (len(frozen["trials"]), True)
+    for number, trial in enumerate(frozen["trials"]):
+        for path, value in _what_runs(trial, frozen["runner_files"]):
+            yield f"trials[{number}].{path}", (value, True)
+        for path, value in _how_named(trial):
+            yield f"trials[{number}].{path}", (value, False)
+    yield "job.platform_version", (frozen["job"]["platform_version"], False)
+
+
+def _what_runs(trial: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    runner = trial["runner"]
+    yield "name", trial["name"]
+    yield "runner.name", runner["name"]
+    yield "runner.revision", runner["revision"]
+    yield "runner.snapshot_sha256", runner["snapshot_sha256"]
+    for file in files[runner["snapshot_sha256"]]:
+        yield f"runner.files[{file['path']}]", f"{file['mode']} {file['sha256']}"
+    for key in ("entrypoint", "command", "outputs", "timeout_seconds"):
+        yield key, trial[key]
+    for table in ("params", "tags", "resources"):
+        for key, value in trial[table].items():
+            yield f"{table}.{key}", value
+    yield "image.digest", None if trial["image"] is None else trial["image"]["digest"]
+    if trial["profile"] is not None:
+        yield "profile.sha256", trial["profile"]["sha256"]
+        yield from _leaves("profile", trial["profile"]["document"])
+    for use in trial["contents"]:
+        place = f"contents[{use['role']}]"
+        yield f"{place}.content", f"{use['kind']} {use['name']}"
+        yield f"{place}.manifest_sha256", use["manifest_sha256"]
+    if trial["resume_from"] is not None:
+        for file in trial["resume_from"]["files"]:
+            yield f"resume_from.files[{file['name']}]", file["sha256"]
+
+
+def _how_named(trial: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    runner, image = trial["runner"], trial["image"]
+    yield "runner.selector", runner["selector"]
+    yield "runner.source_ref", runner["source_ref"]
+    yield "image.requested", None if image is None else image["requested"]
+    yield "image.resolved", None if image is None else image["resolved"]
+    for use in trial["contents"]:
+        yield f"contents[{use['role']}].version", use["version"]
+    if trial["resume_from"] is not None:
+        yield "resume_from.checkpoint_id", trial["resume_from"]["checkpoint_id"]
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            yield from _leaves(f"{path}.{key}", each)
+    elif isinstance(value, list) and value:
+        for number, each in enumerate(value):
+            yield from _leaves(f"{path}[{number}]", each)
+    else:
+        yield path, value
+
+
+def _same(was: Any, now: Any) -> bool:
+    """Equal as JSON: ``1`` is not ``true``."""
+    return canonical_json(was) == canonical_json(now)
+
+
+def _shown(value: Any) -> Any:
+    return None if value is _MISSING else value
