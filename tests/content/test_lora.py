@@ -9,11 +9,13 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from obstore.store import MemoryStore
 
 from support import lora
 from trainshed.content import safetensors
 from trainshed.content.blobs import BlobError, FolderBlobStore
 from trainshed.content.lora import MAX_ADAPTERS, MAX_FILES, Adapters, find_adapters
+from trainshed.content.objects import ObjectBlobStore
 from trainshed.content.outputs import CollectedFile, CollectionCancelled
 from trainshed.content.safetensors import NotSafetensors, read_header
 
@@ -109,6 +111,18 @@ def test_embeddings_and_further_tensors_are_weights_too(find):
     }
     files = {**lora.adapter("out"), "out/adapter_model.safetensors": lora.weights(tensors)}
     assert find(files).found
+
+
+def test_E106_adapters_are_found_in_an_object_store_as_in_a_folder(tmp_path):
+    store = ObjectBlobStore(MemoryStore(), tmp_path / "spool", "memory")
+    files = lora.adapter("out")
+    stored = [
+        CollectedFile(name, blob.size, blob.sha256)
+        for name, blob in ((name, store.put(io.BytesIO(content))) for name, content in files.items())
+    ]
+    [adapter] = find_adapters(stored, store).found
+    assert (adapter.base_model, adapter.rank) == (lora.BASE_MODEL, 2)
+    store.close()
 
 
 # What is not

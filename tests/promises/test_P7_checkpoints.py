@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import struct
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +131,26 @@ def test_a_checkpoint_in_use_is_kept_until_its_user_has_ended(client, selector, 
     with pytest.raises(NotFound, match="may have been deleted") as caught:
         client.training_jobs.submit({"spec": {"runner": selector, "resume_from": found.checkpoint_id}})
     assert caught.value.code == "CHECKPOINT_NOT_FOUND"
+
+
+def test_a_download_that_has_begun_ends_well_although_the_checkpoint_is_deleted(
+    client, module_server, tmp_path
+):
+    more = "Path('out/checkpoint-1/big.bin').write_bytes(bytes(range(256)) * 200_000)\nsys.exit(0)\n"
+    program = lora.PROGRAM.replace("sys.exit(0)\n", more)
+    job = train(client, runner(module_server, tmp_path / "r", "tests/big", program), "1")
+    (found,) = client.checkpoints.list(job_id=job.job_id)
+    announced = next(file.sha256 for file in found.files if file.name == "big.bin")
+    url = client.checkpoints.urls(found.checkpoint_id)["big.bin"]
+    digest = hashlib.sha256()
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        digest.update(answer.read(1000))
+        client.checkpoints.delete(found.checkpoint_id)
+        while piece := answer.read(1 << 20):
+            digest.update(piece)
+    assert digest.hexdigest() == announced
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(url, timeout=30)
 
 
 def test_E107_a_damaged_adapter_stays_an_artifact_with_the_reason(client, module_server, tmp_path):
