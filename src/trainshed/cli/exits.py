@@ -32,6 +32,7 @@ class Exit(IntEnum):
     CONFLICT = 6
     UNAVAILABLE = 7
     TIMEOUT = 8
+    DIFFERS = 9
     INTERRUPTED = 130
 
 
@@ -48,6 +49,8 @@ MEANINGS: dict[Exit, str] = {
     Exit.UNAVAILABLE: "The server cannot answer now: no connection, 5xx or 429, after automatic retries; "
     "`status`: nothing answers.",
     Exit.TIMEOUT: "The time given for waiting ran out; the Job goes on.",
+    Exit.DIFFERS: "What was compared is not the same: `job rerun` made a Job that runs something else, "
+    "`content verify` found damage.",
     Exit.INTERRUPTED: "Interrupted with Ctrl-C; the Job goes on.",
 }
 

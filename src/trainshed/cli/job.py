@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainshed.cli import views
 from trainshed.cli.exits import Exit
-from trainshed.cli.follow import RELEASE_SECONDS, log_options, print_log, show_log
+from trainshed.cli.follow import log_options, print_log, show_log
 from trainshed.cli.lazy import Group
 from trainshed.cli.logs import LogStyle
 from trainshed.cli.output import Sentence, count
 from trainshed.cli.parameters import CHECKPOINT, JOB, POSITIVE, SECONDS, Whole
+from trainshed.cli.rerun import manifest, rerun
 from trainshed.cli.runner import suggestions
-from trainshed.cli.session import Session, interactive, json_option, quiet_option
+from trainshed.cli.session import Session, json_option, quiet_option
 from trainshed.cli.submission import MAX_TRIALS, SIZE, Options, from_file, from_options, read_file
+from trainshed.cli.waiting import Deadline, await_release, wait_for
 
 if TYPE_CHECKING:
-    from trainshed.sdk import Client, Job
+    from trainshed.sdk import Job
 
 _ID = Sentence(lambda document: str(document["job_id"]))
 
@@ -219,37 +218,8 @@ def wait_(context: click.Context, job_id: str, *, released: bool, wait_timeout: 
     context.exit(Exit.OK if ended.succeeded else Exit.FAILED)
 
 
-@dataclass
-class Deadline:
-    """The time that several steps of one command may take together; ``None`` = as long as they need."""
-
-    seconds: float | None
-    start: float = field(default_factory=time.monotonic)
-
-    def left(self) -> float | None:
-        """Seconds that are left, at least 0."""
-        return None if self.seconds is None else max(0.0, self.start + self.seconds - time.monotonic())
-
-
-def wait_for(
-    session: Session, client: Client, job_id: str, timeout: float | None, *, released: bool = False
-) -> Job:
-    """Wait for a Job, with a moving sign for a person at a terminal."""
-    if session.json or session.quiet or not interactive():
-        return client.jobs.wait(job_id, timeout=timeout, released=released)
-    from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
-
-    with Console(stderr=True).status(f"waiting for {job_id}"):
-        return client.jobs.wait(job_id, timeout=timeout, released=released)
-
-
-def await_release(client: Client, ended: Job, left: float | None) -> None:
-    """Give the proof of release, which comes right after the end, a moment to be part of the answer."""
-    from trainshed.sdk.errors import WaitTimeout  # noqa: PLC0415 - click only at import time
-
-    bound = RELEASE_SECONDS if left is None else min(RELEASE_SECONDS, left)
-    with contextlib.suppress(WaitTimeout):
-        client.jobs.wait(ended.job_id, timeout=bound, released=True)
+job.add_command(manifest)
+job.add_command(rerun)
 
 
 def _receipt(found: Job) -> str:

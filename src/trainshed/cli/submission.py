@@ -110,13 +110,13 @@ def from_file(document: Mapping[str, Any], options: Options) -> dict[str, Any]:
     return request
 
 
-def read_file(name: str, what: str = "a request file") -> dict[str, Any]:
-    """The JSON object in a file, or on stdin for ``-``. Raises `click.UsageError`."""
+def read_file(name: str, what: str = "a request file", *, most: int = MAX_FILE_BYTES) -> dict[str, Any]:
+    """The JSON object in a file, or on stdin for ``-``; at most ``most`` bytes. Raises `click.UsageError`."""
     from trainshed.model.errors import Refusal  # noqa: PLC0415 - only a request file needs it
     from trainshed.model.strict_json import decode_json  # noqa: PLC0415 - as above
 
     try:
-        data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if name == "-" else _read(Path(name))
+        data = sys.stdin.buffer.read(most + 1) if name == "-" else _read(Path(name), most)
         document = decode_json(data)
     except OSError as error:
         raise click.UsageError(f"cannot read {name}: {error.strerror}") from None
@@ -127,11 +127,11 @@ def read_file(name: str, what: str = "a request file") -> dict[str, Any]:
     return document
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int) -> bytes:
     with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise click.UsageError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise click.UsageError(f"{path} is larger than {most >> 20} MiB")
     return data
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from trainshed.sdk.answers import LARGEST_PAGE
 from trainshed.sdk.errors import ConnectionFailed, RateLimited, ServerUnavailable, WaitTimeout
 from trainshed.sdk.logs import OUTAGE_SECONDS, LogFollower
-from trainshed.sdk.objects import Event, Job, Page, event, job, page
+from trainshed.sdk.objects import Event, Job, Page, event, job, mapping, page
 from trainshed.sdk.transport import Transport, route
 
 FIRST_POLL_SECONDS = 0.1
@@ -42,6 +42,16 @@ class TrainingJobs:
         # After a lost answer nobody can tell whether it was this call that made the Job.
         known = answer.status == HTTPStatus.OK and answer.tries == 1
         return replace(job(answer.document), accepted_before=known)
+
+    def rerun(self, manifest: Mapping[str, Any], *, request_id: str | None = None) -> Job:
+        """Submit again, on this server, what a manifest says (see `Jobs.manifest`).
+
+        Runners are named by commit, images and content by digest; compare the new Job's manifest to see that
+        it is the same. Raises ``ValueError`` for a document that is no manifest or was changed.
+        """
+        from trainshed.model.provenance import check_manifest, rerun_request  # noqa: PLC0415 - few need it
+
+        return self.submit(rerun_request(check_manifest(manifest), request_id or str(uuid.uuid4())))
 
 
 class Jobs:
@@ -79,6 +89,10 @@ class Jobs:
     def result(self, job_id: str) -> Job:
         """The Job with its Checkpoints in ``raw``; while it runs, its present state."""
         return job(self._transport.call("GET", route("jobs", job_id, "result")))
+
+    def manifest(self, job_id: str) -> Mapping[str, Any]:
+        """Everything that was frozen of the Job (``frozen``), its ``digest``, and the ``outcome`` so far."""
+        return mapping(self._transport.call("GET", route("jobs", job_id, "manifest")), "a manifest")
 
     def stop(self, job_id: str) -> Job:
         """Stop all its Trials (E76). Repeatable; a Job that ended is returned unchanged."""

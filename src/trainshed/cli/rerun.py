@@ -1,0 +1,207 @@
+"""``trainshed job manifest`` and ``job rerun``: what exactly ran, and running it again."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainshed.cli.exits import Exit
+from trainshed.cli.output import Column, Fields, Sentence, Table, to_json
+from trainshed.cli.parameters import JOB, SECONDS
+from trainshed.cli.session import Session, json_option
+from trainshed.cli.submission import read_file
+from trainshed.cli.waiting import Deadline, await_release, wait_for
+
+if TYPE_CHECKING:
+    from trainshed.sdk import ApiError, Client
+
+MAX_MANIFEST_BYTES = 1 << 30
+_PLACE = re.compile(r"trials\[(\d+)\]\.spec\.(.+)")
+_DIFFERENCES = Table(
+    (
+        Column("FIELD", "path"),
+        Column("WAS", "before", shortest=12),
+        Column("IS", "after", shortest=12),
+        Column("RUNS", lambda row: "yes" if row["runs"] else "only named so"),
+    ),
+    empty="Every field is the same.",
+    rows="differences",
+)
+_RERUN = Fields(
+    (
+        ("job", "job_id"),
+        ("rerun of", "rerun_of.job_id"),
+        ("status", "job.status"),
+        ("manifest", "digest"),
+        ("runs the same", "same"),
+    )
+)
+
+
+@click.command()
+@click.argument("job_id", type=JOB)
+@click.option("--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write it to FILE.")
+@json_option
+@click.pass_obj
+def manifest(session: Session, job_id: str, *, output: Path | None) -> None:
+    """Print everything that was frozen of a Job, and the digest of that.
+
+    The digest is the same before, during and after the run, and for good. `job rerun FILE` runs it again.
+    """
+    with session.client() as client:
+        document = client.jobs.manifest(job_id)
+    if output is None:
+        session.show(document, Sentence(to_json))
+        session.note(f"digest {document['digest']}")
+        return
+    _write(output, document)
+    told = {"job_id": job_id, "digest": document["digest"], "file": str(output)}
+    session.show(told, Sentence(lambda row: f"{row['digest']}  {row['file']}"))
+
+
+@click.command()
+@click.argument("source", metavar="JOB|FILE")
+@click.option("--request-id", metavar="ID", help="Names the new submission; a retry finds the same Job.")
+@click.option("--wait", is_flag=True, help="Wait for the end; exit 1 unless the Job completed.")
+@click.option("--wait-timeout", type=SECONDS, help="Seconds to wait at most (exit 8).")
+@json_option
+@click.pass_context
+def rerun(
+    context: click.Context,
+    source: str,
+    *,
+    request_id: str | None,
+    wait: bool,
+    wait_timeout: float | None,
+) -> None:
+    """Run again what a Job ran, here or on another server, and show every difference.
+
+    JOB is a Job of the server in use; FILE is what `job manifest` wrote, on whatever server, or `-` for
+    stdin. Runners are named by commit, images and content by digest. Exits 9 if what runs differs.
+    """
+    from trainshed.model.provenance import compare  # noqa: PLC0415 - click only at import time
+
+    session = context.ensure_object(Session)
+    deadline = Deadline(wait_timeout)
+    given = read_file(source, "a Job manifest", most=MAX_MANIFEST_BYTES) if _is_file(source) else None
+    with session.client() as client:
+        before = _checked(given if given is not None else client.jobs.manifest(source), source)
+        job = _submitted(client, before, request_id)
+        session.job_id = job.job_id
+        session.note(f"{job.job_id} accepted.")
+        after = client.jobs.manifest(job.job_id)
+        found = compare(before["frozen"], _checked(after, job.job_id)["frozen"])
+        if wait:
+            job = wait_for(session, client, job.job_id, deadline.left())
+            await_release(client, job, deadline.left())
+            job = client.jobs.get(job.job_id)
+        session.job_id = None
+    same = not any(each.runs for each in found)
+    document = {
+        "job_id": job.job_id,
+        "rerun_of": {"job_id": before["frozen"]["job"]["job_id"], "digest": before["digest"]},
+        "digest": after["digest"],
+        "same": same,
+        "differences": [each.as_dict() for each in found],
+        "job": job.raw,
+    }
+    session.show(document, _RERUN, _DIFFERENCES)
+    if wait and not job.succeeded:
+        context.exit(Exit.FAILED)
+    context.exit(Exit.OK if same else Exit.DIFFERS)
+
+
+def _is_file(source: str) -> bool:
+    return source == "-" or os.sep in source or source.endswith(".json") or Path(source).exists()
+
+
+def _checked(document: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The manifest, if it is one and its digest is its own. Raises `click.UsageError`."""
+    from trainshed.model.provenance import ManifestFault, check_manifest  # noqa: PLC0415 - as above
+
+    try:
+        check_manifest(document)
+    except ManifestFault as fault:
+        raise click.UsageError(f"{source}: {fault}") from None
+    return document
+
+
+def _submitted(client: Client, manifest: Mapping[str, Any], request_id: str | None) -> Any:
+    """Submit it; a refusal is told with what has to be published there."""
+    from trainshed.sdk.errors import ApiError  # noqa: PLC0415 - as above
+
+    try:
+        return client.training_jobs.rerun(manifest, request_id=request_id)
+    except ApiError as error:
+        wanted = list(dict.fromkeys(_wanted(manifest["frozen"], error)))
+        if wanted:
+            error.hint = "; ".join([*wanted, "then run it again"])
+            error.body = {**error.body, "publish": wanted}
+        raise
+
+
+def _wanted(frozen: Mapping[str, Any], error: ApiError) -> Iterator[str]:
+    """What has to be made available on that server, from the places of a refusal's faults."""
+    for fault in error.faults:
+        place = _PLACE.match(fault.path)
+        if place is None or int(place[1]) >= len(frozen["trials"]):
+            continue
+        trial, where = frozen["trials"][int(place[1])], place[2]
+        if where.startswith("runner") and fault.code == "RUNNER_NOT_FOUND":
+            runner = trial["runner"]
+            yield (
+                f"publish the Runner there: `trainshed runner publish PATH --ref {runner['revision']} "
+                f"--name {runner['name']}`, from a clone of its repository"
+            )
+        elif where.startswith("profile"):
+            yield from _contents_wanted(trial, where.removeprefix("profile."))
+        elif where.startswith("image"):
+            yield f"make the image {trial['image']['resolved']} available to that server"
+        elif where.startswith("resume_from"):
+            yield (
+                f"a Checkpoint stays on its server: run the Job there that has "
+                f"{trial['resume_from']['checkpoint_id']}"
+            )
+
+
+def _contents_wanted(trial: Mapping[str, Any], where: str) -> Iterator[str]:
+    for use in trial["contents"]:
+        kind, _, name = use["role"].partition(":")
+        plugins = [each["name"] for each in trial["profile"]["document"]["plugins"]]
+        matches = {
+            "input": where.startswith(f"inputs.{name}"),
+            "plugin": name in plugins and where.startswith(f"plugins[{plugins.index(name)}]")
+            if kind == "plugin"
+            else False,
+            "recipe": where.startswith("recipe"),
+            "dependency": where.startswith("recipe"),
+        }
+        if matches.get(kind, False):
+            noun = use["kind"].removesuffix("s")
+            label = "" if use["version"] == use["manifest_sha256"] else f" --version {use['version']}"
+            yield (
+                f"publish there, readable for your project: `trainshed {noun} publish PATH --name "
+                f"{use['name']}{label}` (manifest {use['manifest_sha256']})"
+            )
+
+
+def _write(place: Path, document: Mapping[str, Any]) -> None:
+    """All of the file or nothing: the canonical document, as the server wrote it."""
+    from trainshed.model.strict_json import canonical_json  # noqa: PLC0415 - as above
+
+    with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False, encoding="ascii") as file:
+        try:
+            file.write(canonical_json(document))
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).chmod(0o644)
+            Path(file.name).rename(place)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
