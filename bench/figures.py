@@ -85,6 +85,7 @@ class Scale:
     reads: int = 300
     log_mib: int = 256
     artifact_mib: int = 256
+    dataset_mib: int = 5 * 1024
     command_runs: int = 15
     sleepers: int = 48
     nodes: int = 1_000
@@ -102,6 +103,7 @@ QUICK = Scale(
     reads=60,
     log_mib=32,
     artifact_mib=32,
+    dataset_mib=256,
     command_runs=5,
     sleepers=16,
     nodes=200,

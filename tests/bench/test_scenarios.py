@@ -27,6 +27,7 @@ def tiny(bench):
         reads=8,
         log_mib=1,
         artifact_mib=1,
+        dataset_mib=1,
         command_runs=1,
         nodes=10,
         pending=100,
@@ -44,6 +45,7 @@ def tiny(bench):
         "large_database",
         "logs",
         "artifacts",
+        "mount",
         "command_line",
         "memory",
         "placement",
@@ -79,4 +81,4 @@ def test_a_verdict_says_by_how_much_a_budget_was_missed(bench):
 
 
 def test_the_test_covers_every_scenario(bench):
-    assert len(bench.SCENARIOS) == 9
+    assert len(bench.SCENARIOS) == 10
