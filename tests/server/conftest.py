@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.profiles import World
 from support.rows import IDS
 from support.site import Site, open_site
 from trainshed.store.database import Database
@@ -59,3 +60,16 @@ def module_site(tmp_path_factory: pytest.TempPathFactory, _migrated_sqlite: Path
     with open_site(database, folder / "data") as opened:
         yield opened
     database.close()
+
+
+@pytest.fixture(scope="module")
+def world(module_site: Site, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The seed's Profile, published on one site for a module; what its tests change is their own."""
+    module_site.add_project("other")
+    return World.on(module_site, tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def name() -> str:
+    """A name of a content that no other test has."""
+    return f"envloop/c{IDS.ulid().lower()}"

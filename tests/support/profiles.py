@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from support.contents import manifest_of, publish
+from support.rows import IDS
 from support.runners import definition, repository
 from support.site import Site, submission
 from trainshed.model.content import ContentKind
 from trainshed.sdk.runner_tree import freeze
+from trainshed.store import jobs
 
 V1, V2, ABI = "envloop.job-profile/v1", "envloop.job-profile/v2", "envloop.train-recipe/1"
 ENTRYPOINT = "pev.train:main"
@@ -184,6 +186,36 @@ class World:
         body = {"visibility": "projects", "projects": list(projects)}
         path = f"/v1/content/{content.kind}/{content.name}/visibility"
         assert self.site.request("PUT", path, body).is_success
+
+    def other_projects(self, kind: ContentKind, name: str, files: dict[str, bytes]) -> Published:
+        """A content that the project ``other`` publishes for itself."""
+        key = self.site.add_key("other")
+        return published(self.site, kind, name.replace("envloop", "theirs"), files, key=key, version="1")
+
+    def accepted(self, profile: Any, **spec: Any) -> dict[str, Any]:
+        """Submit one Trial; its view."""
+        answer = self.site.post("/v1/jobs", self.submission(profile, IDS.ulid(), **spec))
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json()["training"]["trials"][0])
+
+    def refused(self, profile: Any, **spec: Any) -> tuple[int, dict[str, str]]:
+        """Submit one Trial that must be refused: the status, and path below the profile -> code."""
+        request = IDS.ulid()
+        answer = self.site.post("/v1/jobs", self.submission(profile, request, **spec))
+        body = answer.json()
+        assert not answer.is_success, answer.text
+        with self.site.services.database.read() as connection:
+            assert jobs.find_by_request(connection, "default", request) is None
+        found = {
+            each["path"].removeprefix("spec.profile").lstrip("."): each["code"] for each in body["errors"]
+        }
+        assert body["code"] in found.values()
+        return answer.status_code, found
+
+    def message(self, profile: Any, **spec: Any) -> str:
+        """The sentence that a refused Trial is answered with."""
+        answer = self.site.post("/v1/jobs", self.submission(profile, IDS.ulid(), **spec))
+        return str(answer.json()["message"])
 
     def submission(self, profile: Any, request_id: str = "r", **spec: Any) -> dict[str, Any]:
         return submission(request_id, runner=spec.pop("runner", self.runner), profile=profile, **spec)

@@ -1,0 +1,342 @@
+"""Job Profiles over HTTP: what is refused, where it stands and with which code (E92-E104, b13)."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.profiles import (
+    ABI,
+    DATASET_FILES,
+    V1,
+    World,
+    dependency,
+    publish_runner,
+    published,
+    recipe_files,
+    runner_toml,
+)
+from support.rows import IDS
+from support.site import Site
+from trainshed.control.profiles import MAX_DEPENDENCIES, MAX_DEPENDENCY_DEPTH, MAX_SNAPSHOT_BYTES
+from trainshed.model.content import ContentKind
+from trainshed.store import jobs
+
+NOTHING = "0" * 64
+
+
+def changed(profile: dict[str, Any], *place: str | int, to: Any) -> dict[str, Any]:
+    found = at = copy.deepcopy(profile)
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = to
+    return found
+
+
+# Which Runner (A1, E100)
+
+
+@pytest.mark.parametrize("make", ["v1", "v2"])
+def test_A1_a_runner_without_the_abi_takes_no_profile(world: World, make: str):
+    profile = getattr(world, make)()
+    assert world.refused(profile, runner="envloop/bash@main") == (422, {"": "PROFILE_RUNNER_UNSUPPORTED"})
+    said = world.message(profile, runner="envloop/bash@main")
+    assert profile["schema"] in said
+    assert ABI in said
+    assert "declares none" in said
+
+
+def test_E100_a_runner_of_v1_alone_takes_no_v2(world: World, tmp_path: Path, name: str):
+    runner = publish_runner(world.site, tmp_path / "r", name, runner_toml(V1))
+    assert world.refused(world.v2(), runner=runner) == (422, {"": "PROFILE_RUNNER_UNSUPPORTED"})
+    assert V1 in world.message(world.v2(), runner=runner)
+
+
+@pytest.mark.parametrize("entrypoint", [None, "pev.train:other"])
+def test_E100_the_runner_declares_the_recipes_entrypoint(world: World, tmp_path: Path, name: str, entrypoint):
+    runner = publish_runner(world.site, tmp_path / "r", name, runner_toml(ABI, entrypoint=entrypoint))
+    assert world.refused(world.v2(), runner=runner) == (422, {"recipe": "PROFILE_RUNNER_UNSUPPORTED"})
+    said = world.message(world.v2(), runner=runner)
+    assert "pev.train:main" in said
+    assert entrypoint is None or entrypoint in said
+
+
+def test_E7_what_a_runner_reads_and_runs_is_listed(world: World):
+    item = world.site.get("/v1/runners/envloop/trainer").json()
+    assert item["abi"] == [ABI, V1]
+    assert item["recipe_entrypoint"] == "pev.train:main"
+
+
+# Permission, digests, withdrawal (E92, E94, E95, E99, E102)
+
+
+def test_E92_what_the_project_may_not_read_is_as_if_it_were_not_there(world: World, name: str):
+    theirs = world.other_projects(ContentKind.DATASETS, name, DATASET_FILES)
+    unknown = {"uri": "envloop://datasets/theirs/nothing@1", "manifest_sha256": NOTHING}
+    answers = []
+    for reference in (theirs.reference, {**theirs.reference, "manifest_sha256": NOTHING}, unknown):
+        profile = world.v1(inputs={"data": reference})
+        assert world.refused(profile) == (403, {"inputs.data.uri": "ACCESS_DENIED"})
+        answers.append(world.message(profile).replace(reference["uri"], "URI"))
+    assert len(set(answers)) == 1
+    world.hide(theirs, "default")
+    assert world.accepted(world.v1(inputs={"data": theirs.reference}))
+
+
+def test_E92_a_version_that_does_not_exist_is_denied_like_any_other(world: World):
+    reference = {**world.data.reference, "uri": "envloop://datasets/envloop/pev-smoke-data@smoke-2"}
+    assert world.refused(world.v1(inputs={"data": reference})) == (403, {"inputs.data.uri": "ACCESS_DENIED"})
+
+
+def test_E102_a_recipe_that_may_not_be_read_is_denied(world: World, name: str):
+    theirs = world.other_projects(ContentKind.RECIPES, name, recipe_files())
+    assert world.refused(world.v2(recipe=theirs.reference)) == (403, {"recipe.uri": "ACCESS_DENIED"})
+
+
+@pytest.mark.parametrize("part", ["recipe", "data", "plugin"])
+def test_E99_another_digest_than_the_published_one_is_refused(world: World, name: str, part: str):
+    plugin = world.new_plugin(name)
+    profile = world.v2(plugins=[plugin.reference])
+    place = {"recipe": ("recipe",), "data": ("inputs", "data"), "plugin": ("plugins", 0)}[part]
+    given = changed(profile, *place, "manifest_sha256", to=NOTHING)
+    shown = {"recipe": "recipe", "data": "inputs.data", "plugin": "plugins[0]"}[part]
+    assert world.refused(given) == (409, {f"{shown}.manifest_sha256": "PROFILE_HASH_MISMATCH"})
+
+
+def test_a_digest_of_another_version_of_the_same_dataset_is_refused(world: World, name: str):
+    one = published(world.site, ContentKind.DATASETS, name, {"a.txt": b"1"}, version="1")
+    two = published(world.site, ContentKind.DATASETS, name, {"a.txt": b"2"}, version="2")
+    mixed = {"uri": one.uri, "manifest_sha256": two.manifest_sha256}
+    profile = world.v1(inputs={"data": mixed})
+    assert world.refused(profile) == (409, {"inputs.data.manifest_sha256": "PROFILE_HASH_MISMATCH"})
+    assert one.manifest_sha256 in world.message(profile)
+
+
+@pytest.mark.parametrize("kind", list(ContentKind))
+def test_b13_withdrawn_content_is_archived(world: World, name: str, kind: ContentKind):
+    files = recipe_files() if kind is ContentKind.RECIPES else {"a.txt": name.encode()}
+    content = published(world.site, kind, name, files, version="1")
+    if kind is ContentKind.PLUGINS:
+        world.approve(content)
+    profile = {
+        ContentKind.DATASETS: world.v1(inputs={"data": content.reference}),
+        ContentKind.MODELS: world.v1(inputs={"data": content.reference}),
+        ContentKind.RECIPES: world.v2(recipe=content.reference),
+        ContentKind.PLUGINS: world.v1(plugins=[content.reference]),
+    }[kind]
+    world.accepted(profile)
+    world.withdraw(content)
+    status, found = world.refused(profile)
+    assert status == 409
+    assert list(found.values()) == ["PROFILE_ARCHIVED"]
+
+
+def test_E94_only_approved_plugins_are_bound(world: World, name: str):
+    plugin = world.new_plugin(name, approved=False)
+    profile = world.v1(plugins=[plugin.reference])
+    assert world.refused(profile) == (403, {"plugins[0]": "ACCESS_DENIED"})
+    assert "not approved" in world.message(profile)
+    world.approve(plugin)
+    assert world.accepted(profile)["profile"]["plugins"] == [{**plugin.reference, "name": name}]
+    world.revoke(plugin)
+    assert world.refused(profile) == (403, {"plugins[0]": "ACCESS_DENIED"})
+    assert "any more" in world.message(profile)
+
+
+def test_E94_an_approval_is_of_one_digest_and_one_name(world: World, name: str):
+    world.new_plugin(name, "1")
+    changed_package = world.new_plugin(name, "2", approved=False)
+    assert world.refused(world.v1(plugins=[changed_package.reference]))[1] == {"plugins[0]": "ACCESS_DENIED"}
+    files = {"plugin.py": b"# the same bytes\n"}
+    mine = published(world.site, ContentKind.PLUGINS, f"{name}-a", files)
+    copy_of_it = published(world.site, ContentKind.PLUGINS, f"{name}-b", files)
+    world.approve(mine)
+    assert world.accepted(world.v1(plugins=[mine.reference]))
+    assert world.refused(world.v1(plugins=[copy_of_it.reference]))[1] == {"plugins[0]": "ACCESS_DENIED"}
+
+
+def test_E95_a_manifest_that_the_storage_damaged_is_found_before_anything_is_allocated(
+    make_site: Callable[..., Site], tmp_path: Path
+):
+    world = World.on(make_site(), tmp_path)
+    blob = world.site.services.blobs.path(world.data.manifest_sha256)
+    whole = blob.read_bytes()
+    blob.chmod(0o600)
+    blob.write_bytes(whole[:-1] + b" ")
+    assert world.refused(world.v2()) == (409, {"": "PROFILE_HASH_MISMATCH"})
+    assert "administrator" in world.message(world.v2())
+    blob.unlink()
+    assert world.refused(world.v2()) == (409, {"": "PROFILE_HASH_MISMATCH"})
+    blob.write_bytes(whole)
+    world.accepted(world.v2())
+
+
+def test_E95_nothing_is_frozen_of_a_refused_profile(world: World):
+    before = world.site.services.database
+    with before.read() as connection:
+        held = len(jobs.contents_of(connection, [row["trial_id"] for row in all_trials(world)]))
+    world.refused(world.v2(parameters={}))
+    with before.read() as connection:
+        assert len(jobs.contents_of(connection, [row["trial_id"] for row in all_trials(world)])) == held
+
+
+def all_trials(world: World) -> list[dict[str, Any]]:
+    return world.site.get("/v1/trials?limit=100").json()["items"]
+
+
+# Local paths and providers (E96, E104)
+
+
+def test_E96_a_local_path_and_a_provider_are_refused_with_their_places(world: World):
+    profile = changed(world.v2(provider="aws"), "inputs", "data", "uri", to="/data/train")
+    assert world.refused(profile) == (
+        422,
+        {"provider": "INVALID_PROFILE", "inputs.data.uri": "INVALID_PROFILE"},
+    )
+
+
+def test_E104_a_reference_of_the_wrong_kind_is_refused(world: World):
+    swapped = world.v2(recipe=world.data.reference, inputs={"data": world.recipe.reference})
+    assert world.refused(swapped) == (
+        422,
+        {"recipe.uri": "INVALID_PROFILE", "inputs.data.uri": "INVALID_PROFILE"},
+    )
+
+
+@pytest.mark.parametrize("number", ["0.1", "1.0", "1e3"])
+@pytest.mark.parametrize("make", ["v1", "v2"])
+def test_E97_A17_a_number_with_a_fraction_is_refused(world: World, make: str, number: str):
+    key = "recipe" if make == "v1" else "parameters"
+    text = json.dumps(world.submission({**getattr(world, make)(), key: {"steps": "NUMBER"}}, IDS.ulid()))
+    answer = world.site.post("/v1/jobs", text.replace('"NUMBER"', number).encode())
+    assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_PROFILE")
+    assert [each["path"] for each in answer.json()["errors"]] == [f"spec.profile.{key}.steps"]
+
+
+# The Recipe's parameters, inputs and dependencies (E101-E103)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "places"),
+    [
+        ({}, ["parameters"]),
+        ({"steps": 0}, ["parameters.steps"]),
+        ({"steps": "1"}, ["parameters.steps"]),
+        ({"steps": 1, "lr": "fast"}, ["parameters.lr"]),
+        ({"steps": 1, "optimizer": {"name": 1}}, ["parameters.optimizer.name"]),
+        ({"stepz": 1, "steps": True}, ["parameters", "parameters.steps"]),
+    ],
+)
+def test_E101_parameters_are_judged_by_the_recipes_schema(world: World, parameters, places):
+    status, found = world.refused(world.v2(parameters=parameters))
+    assert status == 422
+    assert sorted(found) == places
+    assert set(found.values()) == {"INVALID_PROFILE"}
+
+
+def test_E101_a_recipe_says_which_inputs_it_takes(world: World, name: str):
+    recipe = world.new_recipe(
+        name,
+        '[inputs.data]\nkind = "dataset"\n[inputs.base]\nkind = "model"\nrequired = false\n',
+    ).reference
+    data, model = world.data.reference, world.model.reference
+    world.accepted(world.v2(recipe=recipe, inputs={"data": data}))
+    world.accepted(world.v2(recipe=recipe, inputs={"data": data, "base": model}))
+    for inputs, places in [
+        ({}, {"inputs.data"}),
+        ({"data": model}, {"inputs.data"}),
+        ({"data": data, "base": data}, {"inputs.base"}),
+        ({"data": data, "dta": data}, {"inputs.dta"}),
+        ({"dta": data}, {"inputs.data", "inputs.dta"}),
+    ]:
+        status, found = world.refused(world.v2(recipe=recipe, inputs=inputs))
+        assert (status, set(found)) == (422, places)
+    assert "base, data" in world.message(world.v2(recipe=recipe, inputs={"data": data, "x": data}))
+
+
+def test_E102_every_dependency_is_checked_and_frozen_those_of_dependencies_too(world: World, name: str):
+    last = world.new_recipe(f"{name}-2", version="1")
+    middle = world.new_recipe(f"{name}-1", dependency("last", last.uri, last.manifest_sha256), version="1")
+    recipe = world.new_recipe(
+        name,
+        dependency("middle", middle.uri, middle.manifest_sha256),
+        dependency("last", last.uri, last.manifest_sha256),
+    )
+    profile = world.v2(recipe=recipe.reference)
+    assert set(world.accepted(profile)["profile"]["dependencies"]) == {"middle", "middle.last", "last"}
+    world.withdraw(last)
+    assert world.refused(profile) == (409, {"recipe": "PROFILE_ARCHIVED"})
+    assert "`middle.last`" in world.message(profile) or "`last`" in world.message(profile)
+
+
+def test_E102_a_dependency_that_may_not_be_read_is_denied(world: World, name: str):
+    theirs = world.other_projects(ContentKind.RECIPES, name, recipe_files())
+    world.hide(theirs, "default")
+    recipe = world.new_recipe(name, dependency("common", theirs.uri, theirs.manifest_sha256))
+    profile = world.v2(recipe=recipe.reference)
+    world.accepted(profile)
+    world.hide(theirs)
+    assert world.refused(profile) == (403, {"recipe": "ACCESS_DENIED"})
+    assert "`common`" in world.message(profile)
+
+
+def test_E102_dependencies_are_bounded_in_depth_and_number(world: World, name: str):
+    below = world.new_recipe(f"{name}-0", version="1")
+    for level in range(1, MAX_DEPENDENCY_DEPTH + 2):
+        below = world.new_recipe(
+            f"{name}-{level}", dependency("next", below.uri, below.manifest_sha256), version="1"
+        )
+    profile = world.v2(recipe=below.reference)
+    assert world.refused(profile) == (422, {"recipe": "INVALID_PROFILE"})
+    assert f"{MAX_DEPENDENCY_DEPTH} levels" in world.message(profile)
+    leaf = world.new_recipe(f"{name}-leaf", version="1")
+    many = [dependency(f"d{n}", leaf.uri, leaf.manifest_sha256) for n in range(32)]
+    wide = world.new_recipe(f"{name}-wide", *many, version="1")
+    twice = [dependency(f"w{n}", wide.uri, wide.manifest_sha256) for n in range(2)]
+    profile = world.v2(recipe=world.new_recipe(name, *twice).reference)
+    status, found = world.refused(profile)
+    assert (status, found) == (422, {"recipe": "INVALID_PROFILE"})
+    assert str(MAX_DEPENDENCIES) in world.message(profile)
+
+
+def test_a_snapshot_is_bounded(world: World, name: str):
+    lines = "".join(
+        "[configs.c.splits]\n" if not n else f's{n} = ["{"x" * 200}{n}", "*"]\n' for n in range(900)
+    )
+    data = published(
+        world.site,
+        ContentKind.DATASETS,
+        name,
+        {"dataset.toml": lines.encode()[:60_000].rpartition(b"\n")[0], "a": b"a"},
+    )
+    inputs = {f"i{n}": {**data.reference, "config": "c"} for n in range(8)}
+    assert world.refused(world.v1(inputs=inputs)) == (422, {"": "INVALID_PROFILE"})
+    assert str(MAX_SNAPSHOT_BYTES) in world.message(world.v1(inputs=inputs))
+    one = {"i": {**data.reference, "config": "c", "split": "s1"}}
+    assert len(world.accepted(world.v1(inputs=one))["profile"]["inputs"]["i"]["files"]) == 1
+
+
+def test_all_faults_of_a_profile_are_answered_at_once(world: World, name: str):
+    plugin = world.new_plugin(name, approved=False)
+    profile = world.v2(
+        parameters={"steps": 0},
+        inputs={
+            "data": {**world.data.reference, "config": "x"},
+            "none": {"uri": "envloop://models/a/b@1", "manifest_sha256": NOTHING},
+        },
+        plugins=[plugin.reference],
+    )
+    status, found = world.refused(profile, resources={"gpu_type": "H100", "gpus": 1000})
+    assert status == 403
+    assert found == {
+        "parameters.steps": "INVALID_PROFILE",
+        "inputs.data.config": "INVALID_PROFILE",
+        "inputs.none.uri": "ACCESS_DENIED",
+        "plugins[0]": "ACCESS_DENIED",
+        "spec.resources.gpus": "UNSUPPORTED_HARDWARE",
+    }
