@@ -17,7 +17,8 @@ from trainshed.model.manifests import MAX_MANIFEST_BYTES
 from trainshed.model.recipe import Recipe, recipe_from_about
 from trainshed.model.strict_json import canonical_json
 from trainshed.server.bodies import Body
-from trainshed.store import contents, queue
+from trainshed.server.storage import record_stored
+from trainshed.store import contents
 from trainshed.store.contents import Release
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import ContentVersion
@@ -136,7 +137,7 @@ def _verified(
             _check_dependencies(connection, principal, recipe_from_about(manifest.about))
     if wanted.manifest is not None:
         blobs.put(io.BytesIO(wanted.manifest), sha256=digest)
-        database.write(lambda c: queue.put_blobs(c, {digest: manifest.size}, at=at))
+        record_stored(database, blobs, {digest: manifest.size}, at=at)
     return manifest
 
 

@@ -20,6 +20,7 @@ from trainshed.model.access import (
     key_hash,
     new_key_text,
 )
+from trainshed.model.errors import Refusal
 from trainshed.model.ids import IdFactory
 from trainshed.server.publisher import store_revision
 from trainshed.store import access, settings
@@ -51,6 +52,10 @@ def prepare(
     except (DatabaseFull, StoreFull) as error:
         # What is stored can be read all the same, and what runs comes to its end.
         log.warning("the disk is full: the shipped runner is not made sure of", reason=str(error))
+    except Refusal as refusal:
+        if refusal.code != "BLOB_BEING_DELETED":
+            raise
+        log.warning("old bytes of the shipped runner are being removed; the next start makes sure of it")
     return instance
 
 
@@ -124,7 +129,7 @@ def _read_or_create(path: Path) -> str:
 def _publish_shipped(database: Database, blobs: BlobStore, now: float) -> None:
     verified = publish_shipped(SHIPPED, blobs)
     published = store_revision(
-        database, _PLATFORM, SHIPPED, verified, ref=BRANCH, visibility=Visibility.PUBLIC, at=now
+        database, blobs, _PLATFORM, SHIPPED, verified, ref=BRANCH, visibility=Visibility.PUBLIC, at=now
     )
     if published.created:
         log.info("published a shipped runner", runner=published.revision.selector)

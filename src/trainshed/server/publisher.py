@@ -23,7 +23,8 @@ from trainshed.model.errors import Refusal
 from trainshed.model.publication import PUBLICATION_KEYS, Publication
 from trainshed.model.selectors import FULL_COMMIT, revision_fault
 from trainshed.server.bodies import Body
-from trainshed.store import manifests, runners
+from trainshed.server.storage import record_stored
+from trainshed.store import manifests, queue, runners
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import Revision, Runner
 
@@ -65,7 +66,11 @@ def publish(
     word = body.word("visibility", [str(v) for v in Visibility])
     body.boolean("dirty")
     body.finish()
-    verified = _verify(document, blobs)
+    publication = Publication.from_document(document)
+    # What is about to be read stays from here on.
+    names = {file.sha256 for file in publication.files}
+    database.write(lambda c: queue.touch_blobs(c, names, at=at))
+    verified = _verify(publication, blobs)
     if verified.definition.name not in {None, name}:
         raise Refusal.of(
             "INVALID_RUNNER",
@@ -74,11 +79,12 @@ def publish(
         )
 
     visibility = None if word is None else Visibility(word)
-    return store_revision(database, principal, name, verified, ref=ref, visibility=visibility, at=at)
+    return store_revision(database, blobs, principal, name, verified, ref=ref, visibility=visibility, at=at)
 
 
 def store_revision(
     database: Database,
+    blobs: BlobStore,
     principal: Principal,
     name: str,
     verified: VerifiedRevision,
@@ -88,6 +94,11 @@ def store_revision(
     at: float,
 ) -> Published:
     """Make a verified Revision readable under ``name``; repeatable. Raises as `publish` does."""
+    sizes = {file.sha256: file.size for file in verified.files}
+    with database.read() as connection:
+        known = runners.find_revision(connection, name, verified.commit) is not None
+    if not known:
+        record_stored(database, blobs, sizes, at=at)
 
     def store(connection: Connection) -> Published:
         runner = runners.claim(connection, principal, name, visibility or Visibility.PROJECT, at=at)
@@ -101,13 +112,9 @@ def store_revision(
                 path="files",
             )
         if there is None:
+            queue.put_blobs(connection, sizes, at=at)
             manifests.put_manifest(
-                connection,
-                verified.snapshot_sha256,
-                "runners",
-                len(verified.manifest),
-                (file.sha256 for file in verified.files),
-                at=at,
+                connection, verified.snapshot_sha256, "runners", len(verified.manifest), sizes, at=at
             )
             revision = runners.insert_revision(connection, _row(name, verified, ref, principal, at))
         else:
@@ -122,9 +129,9 @@ def store_revision(
     return database.write(store)
 
 
-def _verify(document: Mapping[str, Any], blobs: BlobStore) -> VerifiedRevision:
+def _verify(publication: Publication, blobs: BlobStore) -> VerifiedRevision:
     try:
-        return verify_revision(Publication.from_document(document), blobs)
+        return verify_revision(publication, blobs)
     except RevisionRefused as refused:
         raise Refusal(refused.faults) from None
     except RevisionMismatch as mismatch:

@@ -50,7 +50,7 @@ def open_uploads(
                 raise queue.blob_being_deleted(sha256)
 
     def record(blob: Blob) -> None:
-        database.write(lambda c: queue.put_blobs(c, {blob.sha256: blob.size}, at=clock()))
+        record_stored(database, blobs, {blob.sha256: blob.size}, at=clock())
 
     return Uploads(
         (blobs.root if isinstance(blobs, FolderBlobStore) else folder) / "uploads",
@@ -61,6 +61,17 @@ def open_uploads(
         reserve_bytes=settings.upload_reserve_bytes,
         clock=clock,
     )
+
+
+def record_stored(database: Database, blobs: BlobStore, sizes: Mapping[str, int], *, at: float) -> None:
+    """Record blobs that were stored just now, SHA-256 -> size, and make sure that they still are there.
+
+    A garbage collector may have removed old bytes of the same name between storing and recording; from the
+    row on it leaves them alone, so one look is enough. Raises `Refusal` ``BLOB_BEING_DELETED``: store again.
+    """
+    database.write(lambda c: queue.put_blobs(c, sizes, at=at))
+    if gone := blobs.missing(sizes):
+        raise queue.blob_being_deleted(gone[0])
 
 
 class StorageChecks:

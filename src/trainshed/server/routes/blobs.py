@@ -21,6 +21,7 @@ from trainshed.server.documents import Param
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.shapes import blobs as shapes
 from trainshed.server.shapes import requests
+from trainshed.server.storage import record_stored
 from trainshed.store import queue
 
 routes = Routes("content")
@@ -89,8 +90,7 @@ def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
     _refuse_going(call, sha256)
     with _refusals():
         blob = call.services.blobs.put(call.stream, sha256=sha256, size=call.stream.declared)
-    at = call.now
-    call.services.database.write(lambda c: queue.put_blobs(c, {blob.sha256: blob.size}, at=at))
+    record_stored(call.services.database, call.services.blobs, {blob.sha256: blob.size}, at=call.now)
     return shapes.StoredBlob(sha256=blob.sha256, size=blob.size)
 
 
