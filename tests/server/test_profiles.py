@@ -26,8 +26,6 @@ from trainshed.model.content import ContentKind
 from trainshed.model.strict_json import canonical_json
 from trainshed.store import jobs
 
-NOTHING = "0" * 64
-
 
 def changed(profile: dict[str, Any], *place: str | int, to: Any) -> dict[str, Any]:
     found = at = copy.deepcopy(profile)
