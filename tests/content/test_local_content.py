@@ -211,7 +211,7 @@ def test_P7_a_tree_that_was_changed_is_made_anew(local, store, clock, harm):
         (tree / "a.txt").rename(tree / "x")
         (tree / "a.txt").write_bytes(b"one")
     else:
-        (tree.parent / "index.json").write_text("[")
+        (tree.parent / "index.jsonl").write_text("[")
     clock.now += 3600
     assert content_of(local.tree(name, "att_2")) == FILES
     assert (tree / "deep/same").read_bytes() == b"one"

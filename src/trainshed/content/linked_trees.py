@@ -6,12 +6,13 @@ looked like, so that a later look finds whatever changed without reading a byte 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from trainshed.jobkit.tree import copy_file
 from trainshed.model.content import ContentFile
 from trainshed.model.strict_json import canonical_json
 
-FILES, INDEX, INFO = "files", "index.json", "info.json"
+FILES, INDEX, INFO = "files", "index.jsonl", "info.json"
+_END = "[]\n"
 _FOLDER_BYTES, _ENTRY_BYTES = 4096, 64
 """About what a folder and a name cost, so that many small trees do not count as nothing."""
 _NOT_LINKED = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
@@ -59,36 +61,39 @@ class CopyDiffers(Exception):
 
 def build(
     folder: Path,
-    files: Sequence[ContentFile],
+    files: Iterable[ContentFile],
     source: Callable[[str], Path],
     keeper: str,
     check: Callable[[], None],
 ) -> TreeInfo:
     """Make ``folder``, which is empty, a tree of these files; ``source`` answers a verified file of a digest.
 
-    ``check`` is called now and then and may raise. Raises `OSError`, or `CopyDiffers`.
+    ``check`` is called now and then and may raise. Raises `OSError`, `CopyDiffers`, and `ValueError` for a
+    path that leads out of the tree.
     """
     top = folder / FILES
     top.mkdir()
     made: dict[str, str] = {"": os.fspath(top)}
     own = _FOLDER_BYTES
-    rows: list[list[Any]] = []
     crowded: dict[str, str] = {}
-    for file in files:
-        check()
-        parent, _, name = file.path.rpartition("/")
-        for each in _missing(parent, made):
-            made[each] = f"{top}/{each}"
-            Path(made[each]).mkdir()
-            own += _FOLDER_BYTES
-        place = f"{made[parent]}/{name}"
-        copied = _put(crowded.get(file.sha256) or os.fspath(source(file.sha256)), place, file, crowded)
-        own += _ENTRY_BYTES + (file.size if copied else 0)
-        rows.append([file.path, *stamp_of(os.lstat(place))])
-    for place in made.values():
-        Path(place).chmod(_EXECUTABLE)
-    folders = [[name, os.lstat(place).st_mtime_ns] for name, place in made.items()]
-    (folder / INDEX).write_text(json.dumps({"files": rows, "folders": folders}), encoding="utf-8")
+    with (folder / INDEX).open("w", encoding="utf-8") as index:
+        for file in files:
+            check()
+            if not {"", ".", ".."}.isdisjoint(file.path.split("/")):
+                raise ValueError(f"{file.path[:80]!r} names no file of a tree")
+            parent, _, name = file.path.rpartition("/")
+            for each in _missing(parent, made):
+                made[each] = f"{top}/{each}"
+                Path(made[each]).mkdir()
+                own += _FOLDER_BYTES
+            place = f"{made[parent]}/{name}"
+            copied = _put(crowded.get(file.sha256) or os.fspath(source(file.sha256)), place, file, crowded)
+            own += _ENTRY_BYTES + (file.size if copied else 0)
+            index.write(_row(file.path, *stamp_of(os.lstat(place))))
+        for name, place in made.items():
+            Path(place).chmod(_EXECUTABLE)
+            index.write(_row(name, os.lstat(place).st_mtime_ns))
+        index.write(_END)
     info = TreeInfo(own, keeper)
     (folder / INFO).write_text(json.dumps({"own_bytes": own, "keeper": keeper}), encoding="utf-8")
     return info
@@ -104,36 +109,44 @@ def read_info(folder: Path) -> TreeInfo | None:
 
 
 def inodes(folder: Path) -> Iterator[int]:
-    """The inode of every file of the tree in ``folder``."""
-    index = _read_index(folder)
-    return (int(row[1]) for row in (index["files"] if index else ()))
+    """The inode of every file of the tree in ``folder``, as far as its index can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        for _, *facts in _rows(folder):
+            if len(facts) > 1:
+                yield facts[0]
 
 
 def fault(folder: Path) -> str | None:
     """What of the tree in ``folder`` is not as it was built, in a sentence; ``None`` if nothing is."""
-    index = _read_index(folder)
-    if index is None:
-        return "its index cannot be read"
     top = folder / FILES
     try:
-        for path, inode, size, modified in index["files"]:
+        for path, *facts in _rows(folder):
             status = os.lstat(f"{top}/{path}")
-            if not stat.S_ISREG(status.st_mode) or stamp_of(status) != (inode, size, modified):
+            if len(facts) == 1:
+                if status.st_mtime_ns != facts[0]:
+                    return f"names in `{path or '.'}` were added or removed"
+            elif not stat.S_ISREG(status.st_mode) or stamp_of(status) != tuple(facts):
                 return f"`{path}` was changed"
-        for path, modified in index["folders"]:
-            if os.lstat(f"{top}/{path}").st_mtime_ns != modified:
-                return f"names in `{path or '.'}` were added or removed"
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
+    except ValueError as error:
+        return f"its index cannot be read: {error}"
     return None
 
 
-def _read_index(folder: Path) -> dict[str, Any] | None:
-    try:
-        index = json.loads((folder / INDEX).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return index if isinstance(index, dict) else None
+def _row(*facts: str | int) -> str:
+    return f"{json.dumps(facts)}\n"
+
+
+def _rows(folder: Path) -> Iterator[list[Any]]:
+    """The index: a path and its stamp for each file, a path and its modification time for each folder."""
+    with (folder / INDEX).open(encoding="utf-8") as index:
+        line = ""
+        for line in index:
+            if line != _END:
+                yield json.loads(line)
+    if line != _END:
+        raise ValueError("it has no end")
 
 
 def _missing(parent: str, made: dict[str, str]) -> list[str]:

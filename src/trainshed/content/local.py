@@ -26,7 +26,8 @@ from trainshed.content.blobs import BlobStore
 from trainshed.content.flights import Cancelled, Flights, Progress, never, silent
 from trainshed.content.verified import LocalContentError, VerifiedBlobs, damaged, explained
 from trainshed.jobkit import tree as folders
-from trainshed.model.content import ContentFile, Manifest
+from trainshed.model.content import ContentFile
+from trainshed.model.manifests import ManifestScan
 
 __all__ = ["Cancelled", "LocalContent", "LocalContentError", "Usage"]
 
@@ -116,7 +117,9 @@ class LocalContent:
         """`file` for each of ``files`` (SHA-256 -> size), kept here until ``holder`` releases them."""
         if self.remote:
             self._hold(holder, [f"file {sha256}" for sha256 in files])
-        return self._bring(files, on_progress, cancelled)
+        self._bring(files, on_progress, cancelled)
+        with explained(self._held):
+            return {sha256: self._blobs.place(sha256) for sha256 in files}
 
     def tree(
         self,
@@ -132,12 +135,9 @@ class LocalContent:
         """
         self._hold(holder, [f"tree {manifest_sha256}"])
 
-        def files() -> Sequence[ContentFile]:
-            data = self.file(manifest_sha256, cancelled=cancelled).read_bytes()
-            try:
-                return Manifest.decode(data).files
-            except ValueError as error:
-                raise damaged(f"the manifest {manifest_sha256} cannot be read: {error}") from error
+        def files() -> Iterator[ContentFile]:
+            with self.file(manifest_sha256, cancelled=cancelled).open("rb") as manifest:
+                yield from ManifestScan(manifest.read)
 
         return self._tree(manifest_sha256, files, manifest_sha256, on_progress, cancelled)
 
@@ -233,7 +233,7 @@ class LocalContent:
     def _tree(
         self,
         key: str,
-        files: Callable[[], Sequence[ContentFile]],
+        files: Callable[[], Iterable[ContentFile]],
         keeper: str,
         on_progress: Progress,
         cancelled: Callable[[], bool],
@@ -241,7 +241,7 @@ class LocalContent:
         def work(tell: Progress) -> Path:
             if self._is_whole(key):
                 return self._trees_folder / key / linked_trees.FILES
-            return self._build(key, files(), keeper, tell, cancelled)
+            return self._build(key, files, keeper, tell, cancelled)
 
         return self._flights.share(key, work, on_progress=on_progress, cancelled=cancelled)
 
@@ -269,26 +269,30 @@ class LocalContent:
     def _build(
         self,
         key: str,
-        files: Sequence[ContentFile],
+        files: Callable[[], Iterable[ContentFile]],
         keeper: str,
         tell: Progress,
         cancelled: Callable[[], bool],
     ) -> Path:
-        sizes = {file.sha256: file.size for file in files}
+        def check() -> None:
+            if cancelled():
+                raise Cancelled
+
+        place = self._trees_folder / key
+        try:
+            sizes = {file.sha256: file.size for file in files()}
+        except ValueError as error:
+            raise damaged(f"the manifest {key} cannot be read: {error}") from error
         with self._pinning(sizes):
-            sources = self._bring(sizes, tell, cancelled)
-
-            def check() -> None:
-                if cancelled():
-                    raise Cancelled
-
-            place = self._trees_folder / key
+            self._bring(sizes, tell, cancelled)
             with self._building_folder() as part:
                 try:
                     with explained(place):
-                        info = linked_trees.build(part, files, sources.__getitem__, keeper, check)
+                        info = linked_trees.build(part, files(), self._blobs.place, keeper, check)
                 except linked_trees.CopyDiffers as error:
                     raise damaged(str(error), retryable=True) from error
+                except ValueError as error:
+                    raise damaged(f"the manifest {key} is none of a tree: {error}") from error
                 with self._lock, explained(place):
                     part.rename(place)
                     now = self._clock()
@@ -351,14 +355,12 @@ class LocalContent:
 
     # Files
 
-    def _bring(
-        self, sizes: Mapping[str, int], on_progress: Progress, cancelled: Callable[[], bool]
-    ) -> Mapping[str, Path]:
+    def _bring(self, sizes: Mapping[str, int], on_progress: Progress, cancelled: Callable[[], bool]) -> None:
         missing = sum(sizes[sha256] for sha256 in self._blobs.missing(sizes))
         if missing:
             self.trim(missing)
         with self._pinning(sizes):
-            return self._blobs.files(sizes, on_progress=on_progress, cancelled=cancelled)
+            self._blobs.bring(sizes, on_progress=on_progress, cancelled=cancelled)
 
     @contextlib.contextmanager
     def _pinning(self, names: Iterable[str]) -> Iterator[None]:

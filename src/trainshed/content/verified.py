@@ -123,26 +123,23 @@ class VerifiedBlobs:
             sha256, lambda _: self._provide(sha256, on_bytes, cancelled), cancelled=cancelled
         )
 
-    def files(
+    def bring(
         self,
         sizes: Mapping[str, int],
         *,
         on_progress: Progress = silent,
         cancelled: Callable[[], bool] = never,
-    ) -> dict[str, Path]:
+    ) -> None:
         """`file` for each, several at once; what needs no reading is not part of the progress."""
-        found: dict[str, Path] = {}
-        todo: deque[str] = deque()
-        for sha256 in sizes:
-            if (place := self._proved_file(sha256)) is not None:
-                found[sha256] = place
-            else:
-                todo.append(sha256)
+        todo = deque(sha256 for sha256 in sizes if self._proved_file(sha256) is None)
         if todo:
             meter = _Meter(sum(sizes[sha256] for sha256 in todo), on_progress)
             crew = _Crew(todo, cancelled)
-            found |= crew.run(lambda sha256: self.file(sha256, on_bytes=meter, cancelled=crew.is_over))
-        return found
+            crew.run(lambda sha256: self.file(sha256, on_bytes=meter, cancelled=crew.is_over))
+
+    def place(self, sha256: str) -> Path:
+        """Where a file is that was brought. Raises `BlobNotFound`."""
+        return self._folder.path(sha256)
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Those that would have to be fetched."""
@@ -283,8 +280,7 @@ class _Crew:
     def is_over(self) -> bool:
         return self._failed.is_set() or self._cancelled()
 
-    def run(self, work: Callable[[str], Path]) -> dict[str, Path]:
-        found: dict[str, Path] = {}
+    def run(self, work: Callable[[str], object]) -> None:
         errors: list[Exception] = []
 
         def drain() -> None:
@@ -292,7 +288,7 @@ class _Crew:
                 while not self.is_over():
                     sha256 = self._todo.popleft()
                     try:
-                        found[sha256] = work(sha256)
+                        work(sha256)
                     except Exception as error:  # noqa: BLE001 - the caller's thread raises it
                         errors.append(error)
                         self._failed.set()
@@ -308,7 +304,6 @@ class _Crew:
             raise Cancelled
         if real := [error for error in errors if not isinstance(error, Cancelled)]:
             raise real[0]
-        return found
 
 
 def _sha256(place: Path, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]) -> str:

@@ -7,12 +7,10 @@ canonical JSON, are its manifest; the SHA-256 of the manifest names the content 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
 from typing import Any
 
 from trainshed.model.selectors import name_part_fault
@@ -101,23 +99,6 @@ class Manifest:
         }
         return canonical_json(document).encode()
 
-    @classmethod
-    def decode(cls, data: bytes) -> Manifest:
-        """The manifest whose canonical bytes ``data`` are.
-
-        Raises `ValueError` for bytes that `encode` never makes, and for paths that could leave a folder.
-        """
-        try:
-            document = json.loads(data)
-            files = tuple(_file(each) for each in document["files"])
-            manifest = cls(ContentKind(document["kind"]), files, document["about"])
-            whole = manifest.encode() == data and _ascending([_order(file) for file in files])
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ValueError(f"these bytes are no manifest: {error}") from None
-        if not whole:
-            raise ValueError("these bytes are not the canonical form of a manifest")
-        return manifest
-
     @property
     def sha256(self) -> str:
         """The content's name: 64 lower-case hex digits over `encode`."""
@@ -126,21 +107,6 @@ class Manifest:
 
 def _order(file: ContentFile) -> bytes:
     return file.path.encode("utf-8", "surrogateescape")
-
-
-def _ascending(names: list[bytes]) -> bool:
-    return all(before < after for before, after in pairwise(names))
-
-
-def _file(document: Mapping[str, Any]) -> ContentFile:
-    file = ContentFile(
-        document["path"], document["size"], document["sha256"], document.get("executable", False)
-    )
-    if not {"", ".", ".."}.isdisjoint(file.path.split("/")) or "\0" in file.path:
-        raise ValueError(f"the path {file.path[:80]!r} leads out of its folder or names no file")
-    if not SHA256.fullmatch(file.sha256) or type(file.size) is not int or file.size < 0:
-        raise ValueError(f"`{file.path}` has no digest or no size")
-    return file
 
 
 def make_manifest(
