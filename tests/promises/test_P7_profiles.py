@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from support.profiles import DATASET_FILES, dependency, recipe_files, runner_toml
+from support.programs import bash
 from support.runners import publish, repository, trainshed
 from support.server import ServerProcess
+from support.waiting import wait_until
 from trainshed.model.strict_json import canonical_json
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "profile"
@@ -144,3 +146,31 @@ def test_E91_E94_E102_everything_a_profile_names_is_there_as_published_and_canno
         assert sorted((line[66:], line[:64]) for line in lines) == [(a, b.hexdigest()) for a, b in wanted]
     log = trainshed(server, "job", "log", trial["job_id"]).stdout
     assert sorted(line.split()[-3] for line in log.splitlines() if "is read-only" in line) == sorted(names)
+
+
+def test_A2_E94_a_trial_that_waits_does_not_start_when_its_plugin_was_revoked(
+    module_server: ServerProcess, tmp_path: Path
+):
+    server = module_server
+    plugin = published(server, "plugin", write(tmp_path / "p", {"a.py": b"1\n"}), "waiting/tools")
+    package = plugin["uri"].removeprefix("envloop://plugins/")
+    trainshed(server, "plugin", "approve", package)
+    text = runner_toml("envloop.job-profile/v1", entrypoint=None)
+    repository(tmp_path / "runner", {"runner.toml": text, "main.sh": "true\n"})
+    runner = publish(server, tmp_path / "runner", "waiting/runner")["selector"]
+    hog = server.submit(bash("sleep 600", "hog", resources={"gpus": 8}))
+    wait_until(lambda: server.job(hog)["training"]["trials"][0]["status"] == "running")
+    profile = {
+        "schema": "envloop.job-profile/v1",
+        "recipe": {},
+        "inputs": {},
+        "plugins": [reference(plugin)],
+    }
+    spec = {"runner": runner, "profile": profile}
+    waiting = server.submit({"type": "train", "request_id": "waits", "spec": spec})
+    trainshed(server, "plugin", "revoke", package)
+    server.http().post(f"/v1/jobs/{hog}/stop")
+    server.wait_for_job(waiting, {"failed"})
+    [trial] = server.job(waiting)["training"]["trials"]
+    assert (trial["error"]["code"], trial["user_code_started"]) == ("ACCESS_DENIED", False)
+    assert "waiting/tools" in trial["error"]["message"]
