@@ -373,6 +373,15 @@ def test_a_full_store_is_named(tmp_path):
         put(objects(Full(MemoryStore()), tmp_path), SMALL)
 
 
+def test_credentials_that_are_nowhere_are_named(tmp_path):
+    class Asking(Wrapped):
+        def put(self, *_: Any, **__: Any) -> None:
+            raise OSError("Error performing PUT http://169.254.169.254/latest/api/token - 403 Forbidden")
+
+    with pytest.raises(StoreUnavailable, match="the store: the environment holds no credentials"):
+        objects(Asking(MemoryStore()), tmp_path).check()
+
+
 def test_a_full_disk_of_this_machine_is_named_and_costs_only_what_has_to_wait_there(tmp_path, mount_tmpfs):
     store = ObjectBlobStore(MemoryStore(), mount_tmpfs("size=4m") / "spool", "memory")
     with pytest.raises(StoreFull, match="No space left"):

@@ -128,3 +128,36 @@ def shown(default: object) -> str:
     if default == ():
         return "none"
     return str(default).lower() if isinstance(default, bool) else f"{default}"
+
+
+def test_where_blobs_lie_is_judged_with_everything_else():
+    for content, expected in (
+        ({"url": "ftp://host/x"}, "content.url: must begin with one of file:// (a folder), s3://"),
+        ({"url": "s3://"}, "content.url: must name a bucket"),
+        ({"url": "s3://bucket/a//b"}, "content.url: must have a prefix of letters"),
+        ({"url": "s3://bucket/../x"}, "content.url: must have a prefix of letters"),
+        ({"url": "file://host/x"}, "content.url: must name a folder of this machine"),
+        ({"url": "s3://bucket", "endpoint": "s3.local"}, "content.endpoint: must be a URL"),
+        ({"url": "s3://bucket", "endpoint": "http://s3.local"}, "content.endpoint: is not encrypted"),
+        ({"endpoint": "https://s3.local"}, "content.endpoint: counts for remote stores only"),
+        ({"region": "eu-1"}, "content.region: counts for remote stores only"),
+        ({"url": "gs://bucket", "region": "eu-1"}, "content.region: counts for s3:// only"),
+        ({"url": "s3://[", "retry_seconds": -1}, "content.url: is no URL"),
+    ):
+        with pytest.raises(ConfigFaults) as refused:
+            parse({"content": content, "rates": {"reads": 0}})
+        told = "\n".join(refused.value.faults)
+        assert expected in told
+        assert "rates.reads" in told
+    for url in ("s3://bucket/a/prefix/", "gs://my_bucket", "az://container/x", "file:///srv/b%20c", None):
+        assert parse({"content": {} if url is None else {"url": url}}).content.url == url
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://AKIA:canary@bucket/x", "https://canary@host", "az://c?sig=canary", "s3://b#canary"]
+)
+def test_P9_credentials_in_an_address_are_refused_and_not_repeated(url):
+    for content in ({"url": url}, {"url": "s3://bucket", "endpoint": url}):
+        with pytest.raises(ConfigFaults, match="must hold no user, password or query") as refused:
+            parse({"content": content})
+        assert "canary" not in str(refused.value)

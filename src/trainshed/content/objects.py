@@ -63,6 +63,8 @@ _TRIES = 3
 _PREFIX = "sha256"
 _PROBE = b"trainshed"
 _FULL = re.compile(r"507 Insufficient|StorageFull|InsufficientStorage|QuotaExceeded|os error (28|122)\b")
+_NO_CREDENTIALS = re.compile(r"\b169\.254\.169\.254\b|metadata\.google\.internal|TokenRequest")
+"""Whom the providers' clients ask where the environment says nothing."""
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z-]*)*)")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _CAUSE = re.compile(
@@ -291,6 +293,9 @@ class ObjectBlobStore:
             said = f"refuses its credentials ({_reason(error)})"
             raise StoreUnavailable(f"{self.place} {said}; they come from the environment") from None
         except (BaseError, OSError, ValueError) as error:
+            if _NO_CREDENTIALS.search(str(error)):
+                said = "the environment holds no credentials for it, and this machine has no role that does"
+                raise StoreUnavailable(f"{self.place}: {said}") from None
             kind = StoreFull if _FULL.search(str(error)) else StoreUnavailable
             raise kind(f"{self.place}: {_reason(error)}") from None
 

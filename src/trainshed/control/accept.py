@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainshed import __version__
-from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.blobs import BlobStore
 from trainshed.content.registry import RegistryClient
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.fleet import SharedFleet
@@ -79,7 +79,7 @@ class Acceptance:
     def __init__(
         self,
         database: Database,
-        blobs: FolderBlobStore,
+        blobs: BlobStore,
         policy: ServerPolicy,
         clock: Callable[[], float],
         ids: IdFactory,

@@ -14,7 +14,7 @@ from functools import partial
 
 import structlog
 
-from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.blobs import BlobStore
 from trainshed.content.local import LocalContent
 from trainshed.control import metrics
 from trainshed.control.background import Background, Workers
@@ -56,7 +56,7 @@ class Controller:
         self,
         database: Database,
         engine: Engine,
-        blobs: FolderBlobStore,
+        blobs: BlobStore,
         policy: ServerPolicy,
         clock: Callable[[], float] = time.time,
         ids: IdFactory | None = None,

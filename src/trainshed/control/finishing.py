@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from trainshed.content.blobs import FolderBlobStore
+from trainshed.content.blobs import BlobStore
 from trainshed.content.local import LocalContent
 from trainshed.content.outputs import (
     CollectedFile,
@@ -109,7 +109,7 @@ class Finisher:
         self,
         database: Database,
         engine: Engine,
-        blobs: FolderBlobStore,
+        blobs: BlobStore,
         content: LocalContent,
         policy: ServerPolicy,
         clock: Callable[[], float],
@@ -261,7 +261,7 @@ class _ArtifactBatch:
     def __init__(
         self,
         database: Database,
-        blobs: FolderBlobStore,
+        blobs: BlobStore,
         ids: IdFactory,
         clock: Callable[[], float],
         trial: Trial,

@@ -112,7 +112,7 @@ def build(
             database=database,
             blobs=blobs,
             uploads=uploads,
-            accept=Acceptance(database, blobs, policy, clock, ids, images).accept,  # type: ignore[arg-type]  # it reads local files
+            accept=Acceptance(database, blobs, policy, clock, ids, images).accept,
             log_files=lambda attempt_id: log_files(folder.engine, attempt_id),
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
@@ -154,7 +154,7 @@ def _host(
         return Controller(
             database,
             engine,
-            blobs,  # type: ignore[arg-type]  # as above
+            blobs,
             config.policy,
             ids=ids,
             content=LocalContent(above / "cache", blobs, config.content.cache_bytes),
