@@ -267,7 +267,9 @@ def test_every_operation_but_the_public_ones_asks_for_a_key(sqlite_site: Site):
             answer = sqlite_site.client.request(method.upper(), path.replace("{", "").replace("}", ""))
             assert answer.status_code == 401, (method, path, answer.text)
             assert answer.headers["WWW-Authenticate"] == "Bearer"
-    assert public == {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+    signed = "/v1/downloads/{checkpoint_id}/{path}"
+    assert sqlite_site.client.get(signed.replace("{", "").replace("}", "")).status_code == 403
+    assert public == {"/healthz", "/readyz", "/metrics", "/openapi.json", signed}
 
 
 def test_a_method_that_is_not_offered_names_those_that_are(sqlite_site: Site):
