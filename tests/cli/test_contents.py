@@ -1,0 +1,226 @@
+"""``dataset``, ``model``, ``recipe``, ``plugin``: what people see, what programs read, how commands end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.contents import RECIPE
+from support.fake_server import Reply, refusal
+from trainshed.cli.exits import Exit
+
+DIGEST = "d" * 64
+VERSION = {
+    "kind": "datasets",
+    "name": "team/words",
+    "version": "1.0",
+    "uri": "envloop://datasets/team/words@1.0",
+    "manifest_sha256": DIGEST,
+    "files": 2,
+    "bytes": 2048,
+    "published_at": "2026-11-29T12:00:00.000000+00:00",
+    "published_by": "human:ada",
+}
+DETAIL = {
+    **VERSION,
+    "about": {
+        "type": "data",
+        "description": "Words",
+        "configs": {"default": {"train": ["**"], "test": ["t"]}},
+    },
+    "visibility": "project",
+    "approval": None,
+}
+CONTENT = {
+    "kind": "datasets",
+    "name": "team/words",
+    "visibility": "public",
+    "description": "Words",
+    "versions": 3,
+    "newest": VERSION,
+    "created_at": VERSION["published_at"],
+    "updated_at": VERSION["published_at"],
+}
+APPROVAL = {
+    "name": "team/filter",
+    "manifest_sha256": DIGEST,
+    "approved": True,
+    "approved_at": VERSION["published_at"],
+    "approved_by": "human:owner",
+    "revoked_at": None,
+    "revoked_by": None,
+}
+BASE = "/v1/content/datasets/team/words"
+NOT_FOUND = refusal(404, "CONTENT_NOT_FOUND")
+
+
+def page(*items, cursor=None):
+    return Reply(body={"items": list(items), "next_cursor": cursor})
+
+
+def test_lists_are_tables_for_people_documents_for_programs_and_names_for_scripts(run, fake):
+    fake.routes = {"GET /v1/content/datasets": page(CONTENT, cursor="next")}
+    shown = run("dataset", "list", "--q", "wor")
+    assert shown.status == Exit.OK
+    assert [word in shown.out for word in ("DATASET", "team/words", "1.0", "2.0 KiB", "public")] == [True] * 5
+    assert "--cursor next" in shown.out
+    assert run("dataset", "list", "--json").json["items"] == [CONTENT]
+    assert run("dataset", "list", "--quiet").out == "team/words\n"
+
+
+def test_an_empty_list_says_how_to_publish(run, fake):
+    fake.routes = {"GET /v1/content/models": page()}
+    assert "`model publish PATH --name NS/NAME`" in run("model", "list").out
+
+
+def test_show_tells_a_content_or_one_version(run, fake):
+    detail = {**CONTENT, "project_id": "p", "projects": [], "about": DETAIL["about"]}
+    fake.routes = {f"GET {BASE}": Reply(body=detail), f"GET {BASE}/versions/1.0": Reply(body=DETAIL)}
+    whole = run("dataset", "show", "team/words")
+    assert "envloop://datasets/team/words@1.0" in whole.out
+    assert "default: train, test" in whole.out
+    one = run("dataset", "show", "team/words@1.0")
+    assert DIGEST in one.out
+    assert run("dataset", "show", "team/words@1.0", "--json").json == DETAIL
+
+
+def test_versions_and_files_are_listed_and_a_file_is_printed_as_it_is(run, fake):
+    files = [{"path": "a b.txt", "size": 3, "sha256": DIGEST, "executable": False}]
+    pinned = f"{BASE}/versions/{DIGEST}"
+    fake.routes = {
+        f"GET {BASE}/versions": page(VERSION),
+        f"GET {BASE}/versions/1.0": Reply(body=DETAIL),
+        f"GET {pinned}/files": page(*files),
+        f"GET {pinned}/files/a%20b.txt": Reply(body=b"\x00\xff\n"),
+    }
+    assert DIGEST in run("dataset", "versions", "team/words").out
+    assert run("dataset", "versions", "team/words", "--quiet").out == VERSION["uri"] + "\n"
+    assert "a b.txt" in run("dataset", "files", "team/words@1.0").out
+    assert run("dataset", "files", "team/words@1.0", "--json").json["items"] == files
+    assert run("dataset", "files", "team/words@1.0", "a b.txt").raw == b"\x00\xff\n"
+    assert run("dataset", "files", "team/words@1.0", "a b.txt", "--json").status == Exit.USAGE
+
+
+def test_what_is_not_found_is_answered_with_the_nearest_name(run, fake):
+    fake.routes = {
+        "GET /v1/content/datasets": page(CONTENT),
+        "GET /v1/content/datasets/team/wrods": NOT_FOUND,
+    }
+    ran = run("dataset", "show", "team/wrods")
+    assert ran.status == Exit.NOT_FOUND
+    assert ran.out == ""
+    assert "did you mean team/words?" in ran.err
+
+
+def test_what_is_not_found_is_answered_with_the_nearest_version(run, fake):
+    fake.routes = {
+        "GET /v1/content/datasets": page(CONTENT),
+        f"GET {BASE}/versions": page(VERSION),
+        f"GET {BASE}/versions/1.1": NOT_FOUND,
+    }
+    assert "did you mean team/words@1.0?" in run("dataset", "show", "team/words@1.1").err
+
+
+def test_visibility_and_withdrawal(run, fake):
+    shared = {"kind": "datasets", "name": "team/words", "visibility": "projects", "projects": ["p"]}
+    gone = {"kind": "datasets", "name": "team/words", "withdrawn": ["1.0"]}
+    fake.routes = {
+        f"PUT {BASE}/visibility": Reply(body=shared),
+        f"DELETE {BASE}/versions/1.0": Reply(body=gone),
+    }
+    assert run("dataset", "visibility", "team/words", "projects", "--to", "p", "--json").json == shared
+    assert json.loads(fake.seen[-1].body) == {"visibility": "projects", "projects": ["p"]}
+    assert run("dataset", "visibility", "team/words", "projects").status == Exit.USAGE
+    assert run("dataset", "visibility", "team/words", "public", "--to", "p").status == Exit.USAGE
+    assert "1.0" in run("dataset", "withdraw", "team/words@1.0").out
+    assert run("dataset", "withdraw", "team/words").status == Exit.USAGE
+
+
+def test_E94_plugins_are_approved_revoked_and_listed(run, fake):
+    where = "/v1/content/plugins/team/filter/versions/1.0/approval"
+    revoked = {**APPROVAL, "approved": False, "revoked_at": VERSION["published_at"], "revoked_by": "human:o"}
+    fake.routes = {
+        f"PUT {where}": Reply(body=APPROVAL),
+        f"DELETE {where}": Reply(body=revoked),
+        "GET /v1/content/plugins/approvals": page(revoked),
+    }
+    assert "yes" in run("plugin", "approve", "team/filter@1.0").out
+    assert run("plugin", "revoke", "team/filter@1.0", "--json").json == revoked
+    listed = run("plugin", "approved")
+    assert "team/filter" in listed.out
+    assert "no" in listed.out.split()
+    assert run("plugin", "approve", "team/filter").status == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        (refusal(409, "CONTENT_VERSION_EXISTS"), Exit.CONFLICT),
+        (refusal(409, "NAMESPACE_TAKEN"), Exit.CONFLICT),
+        (refusal(403, "PERMISSION_DENIED"), Exit.ACCESS),
+        (refusal(422, "INVALID_CONTENT"), Exit.REFUSED),
+        (refusal(507, "STORAGE_FULL"), Exit.UNAVAILABLE),
+    ],
+)
+def test_a_refused_publication_exits_with_its_cause(run, fake, tmp_path, reply, status):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a").write_text("x")
+    fake.routes = {f"POST {BASE}/versions": reply}
+    ran = run("dataset", "publish", str(tmp_path / "tree"), "--name", "team/words")
+    assert (ran.status, ran.out) == (status, "")
+    assert reply.body["code"] in ran.err
+
+
+def test_a_folder_that_cannot_be_published_is_refused_with_every_fault(run, fake, tmp_path):
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "a").write_text("")
+    (tmp_path / "A").write_text("")
+    fake.routes = {}
+    ran = run("model", "publish", str(tmp_path), "--name", "team/m", "--json")
+    assert ran.status == Exit.REFUSED
+    error = json.loads(ran.err.splitlines()[-1])
+    assert error["code"] == "INVALID_CONTENT"
+    assert {fault["path"] for fault in error["errors"]} == {"link", "a"}
+    assert fake.seen == []
+    assert run("model", "publish", str(tmp_path / "none"), "--name", "team/m").status == Exit.USAGE
+    assert run("model", "publish", str(tmp_path), "--name", "team").status == Exit.USAGE
+    assert run("model", "publish", str(tmp_path)).status == Exit.USAGE
+
+
+def test_every_kind_is_published_shown_and_fetched_against_a_server(
+    run, module_server, tmp_path, monkeypatch
+):
+    for name, value in module_server.environment.items():
+        if name != "TRAINSHED_HOME":
+            monkeypatch.setenv(name, value)
+    tree = tmp_path / "tree"
+    (tree / "train").mkdir(parents=True)
+    (tree / "train/x.txt").write_text("x")
+    (tree / "recipe.toml").write_bytes(RECIPE)
+    (tree / "train.py").write_text("def main(): ...\n")
+    for kind in ("dataset", "model", "recipe", "plugin"):
+        name = f"cli/{kind}"
+        done = run(kind, "publish", str(tree), "--name", name, "--version", "1.0", "--json").json
+        assert (done["uri"], done["published_before"]) == (f"envloop://{kind}s/{name}@1.0", False)
+        again = run(kind, "publish", str(tree), "--name", name, "--version", "1.0")
+        assert again.status == Exit.OK
+        assert "nothing changed" in again.err
+        assert (
+            run(kind, "publish", str(tree), "--name", name, "--version", "1.0", "-q").out
+            == done["uri"] + "\n"
+        )
+        assert done["uri"] in run(kind, "show", name).out
+        out = tmp_path / f"out-{kind}"
+        fetched = run(kind, "download", f"{name}@1.0", str(out))
+        assert fetched.status == Exit.OK
+        assert "each verified" in fetched.err
+        assert (out / "train/x.txt").read_text() == "x"
+    (out / "train/x.txt").write_text("other")
+    assert run("plugin", "download", "cli/plugin@1.0", str(out)).status == Exit.FAILED
+    assert run("plugin", "approve", "cli/plugin@1.0").status == Exit.OK
+    assert "approved      yes" in run("plugin", "show", "cli/plugin@1.0").out
+    assert run("dataset", "withdraw", "cli/dataset@1.0").status == Exit.OK
+    assert run("dataset", "download", "cli/dataset@1.0", str(tmp_path / "none")).status == Exit.NOT_FOUND
+    assert not Path(tmp_path / "none").exists()
