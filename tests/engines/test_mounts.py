@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engines.conformance import SETTLED, written
-from engines.machinery import WAYS, LocalHarness, each_way
+from engines.machinery import WAYS, LocalHarness, each_way, public_interpreter
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.content.outputs import ProblemCode, collect
 from trainshed.engines import EndedBy, EngineError, Mount, Phase
@@ -330,3 +333,59 @@ def test_C12_what_a_covered_folder_held_is_still_there(mountable, data, way, tmp
     os.close(reader)
     assert (shelf / "inner" / "kept").read_text() == "changed", "what is shown again is the machine's own"
     assert names(shelf) == ["file", "inner", "link"]
+
+
+ORDINARY = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+from engines.conformance import LIMITS, written
+from engines.test_mounts import HOSTILE, facts
+from trainshed.engines import Launch, Mount, Phase
+from trainshed.engines.local import LocalEngine
+os.setgroups([]); os.setresgid(4321, 4321, 4321); os.setresuid(4321, 4321, 4321)
+root, sys.executable = Path(sys.argv[1]), sys.argv[2]
+data = root / "content" / "data"
+(data / "deep").mkdir(parents=True)
+for name in ("a.txt", "deep/b.txt"):
+    (data / name).write_text("one")
+    (data / name).chmod(0o444)
+for each in (data / "deep", data):
+    each.chmod(0o555)
+def bytes_of():
+    return {path: (inode, mode, content) for path, (inode, mode, _, _, content) in facts(data).items()}
+before = bytes_of()
+engine = LocalEngine(root / "engine")
+mounts, paths = (Mount(data, "inputs/data"),), {"DATA": "inputs/data", "INPUTS": "inputs"}
+text = 'cat "$DATA/a.txt"; echo; : > "$INPUTS/new" || echo refused;' + HOSTILE
+launch = Launch("attempt-1", ("bash", "-c", text), {}, (), (), LIMITS, 60, mounts=mounts, paths=paths)
+engine.launch(launch)
+for _ in range(300):
+    seen = engine.observe(["attempt-1"])["attempt-1"]
+    if seen.phase is Phase.EXITED:
+        break
+    engine.changed(0.1)
+said = written(engine.logs("attempt-1").frames).decode()
+how = seen.enforcement["mounts"]
+confirmed = engine.release("attempt-1").confirmed
+print(json.dumps([said, how, confirmed, bytes_of() == before]))
+engine.close()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming an ordinary user takes root")
+def test_C13_a_server_of_an_ordinary_user_shows_links_that_permissions_guard():
+    """Where nobody may mount, a program that does not change modes first can change times, and no more."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="trainshed-ordinary-") as place:
+        os.chown(place, 4321, 4321)
+        done = subprocess.run(
+            [sys.executable, "-c", ORDINARY, place, public_interpreter()],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    said, how, confirmed, unchanged = json.loads(done.stdout)
+    assert said.splitlines() == ["one", "refused", "over"]
+    assert (how, confirmed, unchanged) == (mounts.LINKS, True, True)
