@@ -218,7 +218,10 @@ def test_administration_from_project_to_revocation(run, ok, module_server, tmp_p
     )
     assert ok("project", "get", "cli-team")["priority"] == 2
     shown = run("project", "set", "cli-team", "--max-gpus", "none").stdout
-    assert shown.count("unlimited") == 2
+    assert shown.count("unlimited") == 3
+    assert ok("project", "set", "cli-team", "--max-content", "500Gi")["max_content_bytes"] == 500 << 30
+    assert re.search(r"content quota +500\.0 GiB", run("project", "get", "cli-team").stdout)
+    assert ok("project", "set", "cli-team", "--max-content", "none")["max_content_bytes"] is None
     assert re.search(r"GPU-hours used +0\.00", shown)
     ok("project", "set", "cli-team", "--max-gpus", "1")
     assert "cli-team" in run("project", "list").stdout

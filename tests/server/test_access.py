@@ -212,6 +212,7 @@ def test_workspace_reads_answer_pages_and_limits(site: Site):
     assert site.get(base).json()["name"] == "Default"
     limits = site.get(f"{base}/limits").json()
     assert (limits["max_gpus"], limits["gpus_in_use"], limits["used_gpu_hours"]) == (None, 0, 0.0)
+    assert (limits["max_content_bytes"], limits["content_bytes"]) == (None, 0)
     for user in ("ada", "bob"):
         site.request("PUT", f"/v1/admin/projects/default/members/{user}", {"role": "viewer"})
     first = site.get(f"{base}/members?limit=1").json()

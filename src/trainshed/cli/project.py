@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainshed.cli.lazy import Group
-from trainshed.cli.output import Column, Fields, Sentence, Table
+from trainshed.cli.output import Column, Fields, Sentence, Table, size
 from trainshed.cli.parameters import POSITIVE, Whole
 from trainshed.cli.session import Session, json_option
+from trainshed.cli.submission import SIZE
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client
@@ -25,6 +26,11 @@ def _limit(key: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: "unlimited" if row.get(key) is None else str(row[key])
 
 
+def _bytes(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """A quota of content."""
+    return lambda row: "unlimited" if row.get(key) is None else size(row[key])
+
+
 def _hours(key: str) -> Callable[[Mapping[str, Any]], str]:
     """GPU-hours of a project."""
     return lambda row: "unlimited" if row.get(key) is None else f"{row[key]:.2f}"
@@ -36,6 +42,7 @@ _PROJECT_CELLS = (
     Column("PRIORITY", "priority"),
     Column("MAX GPUS", _limit("max_gpus")),
     Column("GPU HOURS", _hours("budget_gpu_hours")),
+    Column("CONTENT", _bytes("max_content_bytes")),
 )
 PROJECTS = Table(_PROJECT_CELLS, empty="No projects.")
 PROJECT = Fields(
@@ -46,6 +53,7 @@ PROJECT = Fields(
         ("max GPUs", _limit("max_gpus")),
         ("GPU-hours", _hours("budget_gpu_hours")),
         ("GPU-hours used", _hours("used_gpu_hours")),
+        ("content quota", _bytes("max_content_bytes")),
         ("created", "created_at"),
     ),
 )
@@ -88,6 +96,15 @@ class LimitType(click.ParamType[Any]):
         return number
 
 
+class ContentLimit(click.ParamType[Any]):
+    """A size such as ``500Gi``, in bytes, or ``none`` for no limit."""
+
+    name = "size|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return UNLIMITED if value == UNLIMITED else SIZE.convert(value, param, ctx) << 20
+
+
 @click.group(cls=Group)
 def project() -> None:
     """Administer projects."""
@@ -118,6 +135,9 @@ def project_get(session: Session, project_id: str) -> None:
 @click.option("--priority", type=Whole(), help="Larger starts first (default 0).")
 @click.option("--max-gpus", type=Whole(0), help="GPUs at a time; unlimited by default.")
 @click.option("--gpu-hours", type=LimitType(float), help="Budget in GPU-hours; unlimited by default.")
+@click.option(
+    "--max-content", type=ContentLimit(), help="Published content, e.g. 500Gi; unlimited by default."
+)
 @json_option
 @click.pass_obj
 def project_create(
@@ -128,12 +148,17 @@ def project_create(
     priority: int | None,
     max_gpus: int | None,
     gpu_hours: float | str | None,
+    max_content: int | str | None,
 ) -> None:
     """Create a project."""
-    hours = None if isinstance(gpu_hours, str) else gpu_hours
     with session.client() as client:
         found = client.projects.create(
-            project_id, name=name, priority=priority, max_gpus=max_gpus, budget_gpu_hours=hours
+            project_id,
+            name=name,
+            priority=priority,
+            max_gpus=max_gpus,
+            budget_gpu_hours=None if isinstance(gpu_hours, str) else gpu_hours,
+            max_content_bytes=None if isinstance(max_content, str) else max_content,
         )
     session.show(found, PROJECT)
     session.note(
@@ -147,16 +172,27 @@ def project_create(
 @click.option("--priority", type=Whole(), help="Larger starts first.")
 @click.option("--max-gpus", type=LimitType(int), help="GPUs at a time, or `none`.")
 @click.option("--gpu-hours", type=LimitType(float), help="Budget in GPU-hours, or `none`.")
+@click.option("--max-content", type=ContentLimit(), help="Published content, e.g. 500Gi, or `none`.")
 @json_option
 @click.pass_obj
-def project_set(session: Session, /, project_id: str, *, gpu_hours: float | str | None, **given: Any) -> None:
+def project_set(
+    session: Session,
+    /,
+    project_id: str,
+    *,
+    gpu_hours: float | str | None,
+    max_content: int | str | None,
+    **given: Any,
+) -> None:
     """Change a project's name, priority or limits."""
-    named = {**given, "budget_gpu_hours": gpu_hours}
+    named = {**given, "budget_gpu_hours": gpu_hours, "max_content_bytes": max_content}
     changes = {
         key: None if value == UNLIMITED else value for key, value in named.items() if value is not None
     }
     if not changes:
-        raise click.UsageError("nothing to change: give --name, --priority, --max-gpus or --gpu-hours")
+        raise click.UsageError(
+            "nothing to change: give --name, --priority, --max-gpus, --gpu-hours or --max-content"
+        )
     with session.client() as client:
         session.show(client.projects.set(project_id, changes), PROJECT)
 

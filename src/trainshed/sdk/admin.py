@@ -35,6 +35,7 @@ class Projects:
         priority: int | None = None,
         max_gpus: int | None = None,
         budget_gpu_hours: float | None = None,
+        max_content_bytes: int | None = None,
     ) -> Document:
         """Create a project; limits left out are unlimited."""
         body = {
@@ -43,12 +44,16 @@ class Projects:
             "priority": priority,
             "max_gpus": max_gpus,
             "budget_gpu_hours": budget_gpu_hours,
+            "max_content_bytes": max_content_bytes,
         }
         answer = self._transport.call("POST", route("admin", "projects"), body=_given(body))
         return _document(answer)
 
     def set(self, project_id: str, changes: Mapping[str, Any]) -> Document:
-        """Change ``name``, ``priority``, ``max_gpus`` or ``budget_gpu_hours`` (``None`` = unlimited)."""
+        """Change ``name``, ``priority`` or a limit (``None`` = unlimited).
+
+        Limits are ``max_gpus``, ``budget_gpu_hours`` and ``max_content_bytes``.
+        """
         path = route("admin", "projects", project_id)
         return _document(self._transport.call("PATCH", path, body=dict(changes), repeatable=True))
 

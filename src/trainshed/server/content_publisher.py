@@ -21,9 +21,12 @@ from trainshed.server.storage import record_stored
 from trainshed.store import contents
 from trainshed.store.contents import Release
 from trainshed.store.database import Connection, Database
+from trainshed.store.namespaces import holder_of
 from trainshed.store.records import ContentVersion
+from trainshed.store.usage import check_quota
 
-_KEYS = ("version", "visibility", "manifest_sha256", "manifest")
+_KEYS = ("version", "visibility", "manifest_sha256", "manifest", "bytes")
+MAX_BYTES = 2**63 - 1
 _LATEST = "latest"
 _ASKED_AT_ONCE = 500
 _SHOWN = 50
@@ -37,6 +40,8 @@ class _Wanted:
     visibility: Visibility | None
     manifest_sha256: str
     manifest: bytes | None
+    bytes: int | None
+    """What the publisher says its files have together: too much is refused before anything is sent."""
 
 
 def publish(
@@ -53,13 +58,16 @@ def publish(
 
     The manifest may be left out where the server has it already, as a blob or of an earlier version. Raises
     `Refusal` ``INVALID_CONTENT``, ``CONTENT_HASH_MISMATCH``, ``BLOB_NOT_FOUND`` with ``missing``,
-    ``BLOB_BEING_DELETED``, ``CONTENT_VERSION_EXISTS``, ``NAMESPACE_TAKEN``.
+    ``BLOB_BEING_DELETED``, ``CONTENT_VERSION_EXISTS``, ``CONTENT_QUOTA_EXCEEDED``, ``NAMESPACE_TAKEN``.
     """
     wanted = _parse(document)
     with database.read() as connection:
         known = contents.same_manifest(connection, kind, wanted.manifest_sha256)
         if known is not None and kind is ContentKind.RECIPES:
             _check_dependencies(connection, principal, recipe_from_about(json.loads(known[0].about)))
+        if known is None and wanted.bytes is not None:
+            holder = holder_of(connection, principal, name)
+            check_quota(connection, holder, wanted.manifest_sha256, wanted.bytes)
     if known is not None:
         like, size = known
         release = Release(
@@ -93,6 +101,7 @@ def _parse(document: Mapping[str, Any]) -> _Wanted:
     if version and (fault := _version_fault(version, digest)):
         body.fault("version", fault)
     word = body.word("visibility", [str(each) for each in Visibility])
+    size = body.whole("bytes", 0, MAX_BYTES)
     manifest = body.values.get("manifest")
     if manifest is not None and not isinstance(manifest, dict):
         body.fault("manifest", "must be the manifest as a JSON object")
@@ -103,7 +112,7 @@ def _parse(document: Mapping[str, Any]) -> _Wanted:
             encoded = canonical_json(manifest).encode()
         except RecursionError:
             raise Refusal.of("INVALID_CONTENT", "`manifest` is nested too deeply", path="manifest") from None
-    return _Wanted(version, Visibility(word) if word else None, digest, encoded)
+    return _Wanted(version, Visibility(word) if word else None, digest, encoded, size)
 
 
 def _version_fault(version: str, digest: str) -> str | None:

@@ -47,7 +47,7 @@ def list_projects(connection: Connection) -> list[Project]:
 
 
 def update_project(connection: Connection, project_id: str, values: dict[str, Any]) -> Project:
-    """Change ``name``, ``priority``, ``max_gpus`` or ``budget_gpu_seconds``."""
+    """Change ``name``, ``priority``, ``max_gpus``, ``budget_gpu_seconds`` or ``max_content_bytes``."""
     get_project(connection, project_id)
     if values:
         connection.execute(update(projects).where(projects.c.id == project_id).values(**values))

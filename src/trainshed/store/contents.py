@@ -38,6 +38,7 @@ from trainshed.store.tables import (
     manifests,
     plugin_approvals,
 )
+from trainshed.store.usage import check_quota
 
 SHOWN_MISSING = 50
 
@@ -255,15 +256,16 @@ def publish(
 
     Publishing the same again changes nothing but a visibility given. The manifest and every blob must be
     stored and recorded. Raises `Refusal` ``NAMESPACE_TAKEN``, ``CONTENT_VERSION_EXISTS``,
-    ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``.
+    ``CONTENT_QUOTA_EXCEEDED``, ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``.
     """
-    claim(connection, principal, release.kind, release.name, visibility, at=at)
+    content = claim(connection, principal, release.kind, release.name, visibility, at=at)
     asked = {"kind": release.kind, "content": release.name, "version": release.version}
     there = _version(connection.execute(_LABELLED, asked).first())
     if there is not None and there.manifest_sha256 != release.manifest_sha256:
         raise _taken(there, release)
     if there is not None and there.withdrawn_at is None:
         return there, False
+    check_quota(connection, content.project_id, release.manifest_sha256, release.bytes)
     hold_manifest(connection, release, at=at)
     if there is None:
         connection.execute(

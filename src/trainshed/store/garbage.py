@@ -102,6 +102,15 @@ _DEAD_MANIFESTS = (
     .where(manifests.c.sha256 > bindparam("after"), manifests.c.sha256 <= bindparam("last"), _DEAD)
     .order_by(manifests.c.sha256)
 )
+_KEPT = exists().where(
+    manifest_blobs.c.sha256 == blobs.c.sha256,
+    manifests.c.sha256 == manifest_blobs.c.manifest_sha256,
+    manifests.c.let_go_at.is_(None),
+    or_(manifests.c.created_at >= _CUTOFF, _named(_CUTOFF)),
+)
+_FREEABLE = select(func.count(), func.coalesce(func.sum(blobs.c.size), 0)).where(
+    _IN_BLOB_WINDOW, blobs.c.deleting_at.is_(None), _LAST_USE < _CUTOFF, not_(_KEPT), not_(_made_of())
+)
 _FREE_BLOBS = select(blobs.c.sha256).where(blobs.c.sha256.in_(_WANTED), _IDLE)
 _MARK = (
     update(blobs).where(blobs.c.sha256.in_(_WANTED), _IDLE, not_(_NEEDED)).values(deleting_at=bindparam("at"))
@@ -187,6 +196,13 @@ def dead_manifests(connection: Connection, after: str, last: str, *, cutoff: flo
     """Manifests of the window that nothing has named since ``cutoff`` (Unix seconds)."""
     asked = {"after": after, "last": last, "cutoff": cutoff}
     return list(connection.execute(_DEAD_MANIFESTS, asked).scalars())
+
+
+def freeable(connection: Connection, after: str, last: str, *, cutoff: float) -> tuple[int, int]:
+    """How many blobs of the window a pass would remove, and their bytes; ``cutoff`` is in Unix seconds."""
+    asked = {"after": after, "last": last, "cutoff": cutoff}
+    count, size = connection.execute(_FREEABLE, asked).one()
+    return count, int(size)
 
 
 def let_go(connection: Connection, names: Collection[str], *, cutoff: float, at: float) -> int:

@@ -11,6 +11,12 @@ from trainshed.store.tables import namespaces
 _HOLDER = select(namespaces.c.project_id).where(namespaces.c.name == bindparam("namespace"))
 
 
+def holder_of(connection: Connection, principal: Principal, name: str) -> str:
+    """The project that holds the namespace of ``name``, or would by publishing in it."""
+    holder = connection.execute(_HOLDER, {"namespace": name.split("/", 1)[0]}).scalar_one_or_none()
+    return str(holder) if holder is not None else principal.project_id
+
+
 def claim_namespace(connection: Connection, principal: Principal, name: str, *, at: float) -> str:
     """The project that holds the namespace of ``name`` (``namespace/name``).
 

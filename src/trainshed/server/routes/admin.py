@@ -31,6 +31,8 @@ ADMIN = (Permission.ADMIN,)
 MAX_PRIORITY = 1_000_000
 MAX_GPUS = 2**31 - 1
 MAX_GPU_HOURS = 1e9
+MAX_CONTENT_BYTES = 2**63 - 1
+_LIMITS = ("name", "priority", "max_gpus", "budget_gpu_hours", "max_content_bytes")
 MAX_EXPIRY_SECONDS = 100 * 366 * 86_400.0
 _NOT_FOUND = ("PROJECT_NOT_FOUND", "PROJECT_ACCESS_DENIED")
 
@@ -69,7 +71,7 @@ def create_project(call: Call) -> Reply:
     if not call.principal.owner:
         raise Refusal.of("PERMISSION_DENIED", "only the owner key creates projects")
     body = Body(call.object())
-    body.known(["project_id", "name", "priority", "max_gpus", "budget_gpu_hours"])
+    body.known(["project_id", *_LIMITS])
     project_id = body.required_text("project_id", most=128)
     if project_id and not PROJECT_ID.fullmatch(project_id):
         body.fault("project_id", "must hold letters, digits, `_`, `:` and `-` only")
@@ -80,6 +82,7 @@ def create_project(call: Call) -> Reply:
         "priority": 0,
         "max_gpus": None,
         "budget_gpu_seconds": None,
+        "max_content_bytes": None,
         **values,
     }
     row = Project(id=project_id, used_gpu_seconds=0.0, created_at=call.now, **facts)
@@ -92,7 +95,7 @@ def create_project(call: Call) -> Reply:
     Operation("Read a project's limits", answer=shapes.ProjectAdmin, any_of=ADMIN, refuses=_NOT_FOUND),
 )
 def read_project(call: Call, project: str) -> shapes.ProjectAdmin:
-    """Name, priority, GPU quota and budget."""
+    """Name, priority, GPU quota, budget and content quota."""
     with call.services.database.read() as connection:
         return _project_view(_administered(call, connection, project))
 
@@ -111,11 +114,11 @@ def read_project(call: Call, project: str) -> shapes.ProjectAdmin:
 def update_project(call: Call, project: str) -> shapes.ProjectAdmin:
     """Only the keys given change; null lifts a limit. Limits and priority need the owner key."""
     body = Body(call.object())
-    body.known(["name", "priority", "max_gpus", "budget_gpu_hours"])
+    body.known(_LIMITS)
     values = _limits(body)
     body.finish()
     if not call.principal.owner and values.keys() - {"name"}:
-        raise Refusal.of("PERMISSION_DENIED", "only the owner key changes priority, quota and budget")
+        raise Refusal.of("PERMISSION_DENIED", "only the owner key changes priority, quotas and budget")
 
     def change(connection: Connection) -> Project:
         _administered(call, connection, project)
@@ -298,6 +301,9 @@ def _limits(body: Body) -> dict[str, Any]:
     hours = body.number("budget_gpu_hours", least=0, most=MAX_GPU_HOURS)
     if "budget_gpu_hours" in body.values:
         values["budget_gpu_seconds"] = None if hours is None else hours * 3600
+    content = body.whole("max_content_bytes", 0, MAX_CONTENT_BYTES)
+    if "max_content_bytes" in body.values:
+        values["max_content_bytes"] = content
     return values
 
 
@@ -309,6 +315,7 @@ def _project_view(row: Project) -> shapes.ProjectAdmin:
         max_gpus=row.max_gpus,
         budget_gpu_hours=None if row.budget_gpu_seconds is None else row.budget_gpu_seconds / 3600,
         used_gpu_hours=row.used_gpu_seconds / 3600,
+        max_content_bytes=row.max_content_bytes,
         created_at=iso(row.created_at),
     )
 

@@ -11,7 +11,7 @@ from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.pages import open_cursor, page_limit
 from trainshed.server.shapes import project as shapes
 from trainshed.server.shapes.common import Page, iso
-from trainshed.store import access, queue
+from trainshed.store import access, queue, usage
 from trainshed.store.database import Connection
 from trainshed.store.records import Project
 
@@ -87,12 +87,15 @@ def read_limits(call: Call, workspace: str, project: str) -> shapes.Limits:
     with call.services.database.read() as connection:
         row = _project(call, connection, workspace, project)
         in_use = sum(held.gpus for held in queue.unreleased(connection) if held.project_id == row.id)
+        content_bytes = usage.counted_bytes(connection, row.id)
     return shapes.Limits(
         project_id=row.id,
         max_gpus=row.max_gpus,
         gpus_in_use=in_use,
         budget_gpu_hours=None if row.budget_gpu_seconds is None else row.budget_gpu_seconds / 3600,
         used_gpu_hours=row.used_gpu_seconds / 3600,
+        max_content_bytes=row.max_content_bytes,
+        content_bytes=content_bytes,
         priority=row.priority,
     )
 

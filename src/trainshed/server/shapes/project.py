@@ -58,6 +58,8 @@ class Limits(Shape):
     gpus_in_use: int
     budget_gpu_hours: float | None
     used_gpu_hours: float
+    max_content_bytes: int | None
+    content_bytes: int = Field(description="Of published content that is not withdrawn, each manifest once.")
     priority: int
 
 
@@ -102,6 +104,7 @@ class ProjectAdmin(Shape):
     max_gpus: int | None
     budget_gpu_hours: float | None
     used_gpu_hours: float
+    max_content_bytes: int | None
     created_at: Time
 
 

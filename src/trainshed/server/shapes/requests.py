@@ -123,6 +123,9 @@ class PublishContent(Body):
     manifest: dict[str, Any] = _optional(
         {}, description="The manifest; left out where it was uploaded as a blob or published before."
     )
+    bytes: int = _optional(
+        0, ge=0, description="Bytes of all files; what exceeds the quota is refused before it is uploaded."
+    )
 
 
 class CreateProject(Body):
@@ -133,6 +136,7 @@ class CreateProject(Body):
     priority: int = 0
     max_gpus: int | None = Field(default=None, ge=0)
     budget_gpu_hours: float | None = Field(default=None, ge=0)
+    max_content_bytes: int | None = Field(default=None, ge=0)
 
 
 class UpdateProject(Body):
@@ -142,6 +146,7 @@ class UpdateProject(Body):
     priority: int = _optional(0)
     max_gpus: int | None = _optional(None, ge=0)
     budget_gpu_hours: float | None = _optional(None, ge=0)
+    max_content_bytes: int | None = _optional(None, ge=0)
 
 
 class PutMember(Body):

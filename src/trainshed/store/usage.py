@@ -1,0 +1,226 @@
+"""How much content projects hold, and the quota that publishing is held to.
+
+What counts is what a project has published and not withdrawn: every manifest once, at the full size of its
+files, whether or not other manifests share them (decision 17). Outputs are never counted: a result that was
+paid for is not lost to a quota.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Select, Subquery, and_, bindparam, func, literal, select
+
+from trainshed.model.errors import Refusal
+from trainshed.store.tables import (
+    artifacts,
+    blobs,
+    checkpoint_files,
+    checkpoints,
+    content_versions,
+    contents,
+    manifest_blobs,
+    projects,
+    runner_revisions,
+    runners,
+    trials,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a project holds of one kind."""
+
+    project_id: str
+    kind: str
+    """``datasets``, ``models``, ``recipes``, ``plugins``, ``runners``, ``artifacts``, ``checkpoints``."""
+    items: int
+    """Manifests, Revisions, Artifacts or Checkpoints."""
+    logical_bytes: int
+    """The sizes of all files of all of them."""
+    stored_bytes: int
+    """What they take in the store: every blob once."""
+
+
+_LIVE = (
+    select(
+        contents.c.project_id,
+        content_versions.c.kind,
+        content_versions.c.manifest_sha256,
+        func.max(content_versions.c.bytes).label("bytes"),
+    )
+    .select_from(
+        content_versions.join(
+            contents,
+            and_(contents.c.kind == content_versions.c.kind, contents.c.name == content_versions.c.name),
+        )
+    )
+    .where(content_versions.c.withdrawn_at.is_(None))
+    .group_by(contents.c.project_id, content_versions.c.kind, content_versions.c.manifest_sha256)
+)
+_OF_PROJECT = _LIVE.where(contents.c.project_id == bindparam("project")).subquery()
+_COUNTED = select(func.coalesce(func.sum(_OF_PROJECT.c.bytes), 0))
+_COUNTS_ALREADY = (
+    select(_OF_PROJECT.c.bytes).where(_OF_PROJECT.c.manifest_sha256 == bindparam("manifest")).limit(1)
+)
+_QUOTA = select(projects.c.max_content_bytes).where(projects.c.id == bindparam("project"))
+
+
+def counted_bytes(connection: Connection, project_id: str) -> int:
+    """What counts towards the project's quota."""
+    return int(connection.execute(_COUNTED, {"project": project_id}).scalar_one())
+
+
+def check_quota(connection: Connection, project_id: str, manifest_sha256: str, size: int) -> None:
+    """Refuse a manifest of ``size`` bytes of files that would exceed the quota of the project.
+
+    In the transaction that publishes it: of two publishers the second sees what the first one took. Raises
+    `Refusal` ``CONTENT_QUOTA_EXCEEDED`` with the numbers.
+    """
+    asked = {"project": project_id}
+    if connection.execute(_QUOTA, asked).scalar_one_or_none() is None:
+        return
+    query = _QUOTA
+    if connection.dialect.name == "postgresql":
+        # Submissions refer to the project's row too, and shall not wait.
+        query = query.with_for_update(key_share=True)
+    limit = connection.execute(query, asked).scalar_one_or_none()
+    if limit is None:
+        return
+    if connection.execute(_COUNTS_ALREADY, {**asked, "manifest": manifest_sha256}).first() is not None:
+        return
+    used = counted_bytes(connection, project_id)
+    if size > 0 and used + size > limit:
+        raise Refusal.of(
+            "CONTENT_QUOTA_EXCEEDED",
+            f"project `{project_id}` may hold {limit} bytes of published content and holds {used}; "
+            f"this would add {size}",
+            max_content_bytes=limit,
+            content_bytes=used,
+            wanted_bytes=size,
+        )
+
+
+def usage(connection: Connection, project_id: str | None = None) -> list[Held]:
+    """What each project holds of each kind, or one project. Reads much; never on a request's way."""
+    found: list[Held] = []
+    for rows, held in _SOURCES:
+        items = _items(rows, project_id)
+        stored = {
+            (row.project_id, row.kind): int(row.bytes)
+            for row in connection.execute(_stored(held, project_id))
+        }
+        found += [
+            Held(
+                row.project_id, row.kind, row.number, int(row.bytes), stored.get((row.project_id, row.kind), 0)
+            )
+            for row in connection.execute(items)
+        ]
+    return sorted(found, key=lambda each: (each.project_id, each.kind))
+
+
+def _items(source: Subquery, project_id: str | None) -> Select[Any]:
+    query = select(
+        source.c.project_id,
+        source.c.kind,
+        func.sum(source.c.number).label("number"),
+        func.coalesce(func.sum(source.c.bytes), 0).label("bytes"),
+    ).group_by(source.c.project_id, source.c.kind)
+    return query if project_id is None else query.where(source.c.project_id == project_id)
+
+
+def _stored(source: Subquery, project_id: str | None) -> Select[Any]:
+    """Bytes of the distinct blobs of ``source`` by project and kind."""
+    query = select(source.c.project_id, source.c.kind, source.c.sha256)
+    if project_id is not None:
+        query = query.where(source.c.project_id == project_id)
+    distinct = query.distinct().subquery()
+    return (
+        select(distinct.c.project_id, distinct.c.kind, func.sum(blobs.c.size).label("bytes"))
+        .join(blobs, blobs.c.sha256 == distinct.c.sha256)
+        .group_by(distinct.c.project_id, distinct.c.kind)
+    )
+
+
+def _published() -> tuple[Subquery, Subquery]:
+    live = _LIVE.subquery()
+    items = select(live.c.project_id, live.c.kind, literal(1).label("number"), live.c.bytes).subquery()
+    held = (
+        select(live.c.project_id, live.c.kind, manifest_blobs.c.sha256)
+        .join(manifest_blobs, manifest_blobs.c.manifest_sha256 == live.c.manifest_sha256)
+        .subquery()
+    )
+    return items, held
+
+
+def _runners() -> tuple[Subquery, Subquery]:
+    held = (
+        select(
+            runners.c.project_id,
+            literal("runners").label("kind"),
+            runner_revisions.c.id,
+            manifest_blobs.c.sha256,
+        )
+        .join(runner_revisions, runner_revisions.c.runner == runners.c.name)
+        .join(manifest_blobs, manifest_blobs.c.manifest_sha256 == runner_revisions.c.snapshot_sha256)
+    )
+    files = held.subquery()
+    items = (
+        select(
+            files.c.project_id,
+            files.c.kind,
+            func.count(files.c.id.distinct()).label("number"),
+            func.sum(blobs.c.size).label("bytes"),
+        )
+        .join(blobs, blobs.c.sha256 == files.c.sha256)
+        .group_by(files.c.project_id, files.c.kind)
+        .subquery()
+    )
+    return items, files
+
+
+def _artifacts() -> tuple[Subquery, Subquery]:
+    kept = (
+        select(
+            trials.c.project_id,
+            literal("artifacts").label("kind"),
+            literal(1).label("number"),
+            artifacts.c.size.label("bytes"),
+            artifacts.c.sha256,
+        )
+        .join(trials, trials.c.id == artifacts.c.trial_id)
+        .where(artifacts.c.upload_state == "uploaded")
+        .subquery()
+    )
+    return kept, kept
+
+
+def _checkpoints() -> tuple[Subquery, Subquery]:
+    files = (
+        select(
+            checkpoints.c.project_id,
+            literal("checkpoints").label("kind"),
+            checkpoints.c.id,
+            checkpoint_files.c.sha256,
+            checkpoint_files.c.size,
+        )
+        .join(checkpoint_files, checkpoint_files.c.checkpoint_id == checkpoints.c.id)
+        .where(checkpoints.c.deleted_at.is_(None))
+        .subquery()
+    )
+    items = (
+        select(
+            files.c.project_id,
+            files.c.kind,
+            func.count(files.c.id.distinct()).label("number"),
+            func.sum(files.c.size).label("bytes"),
+        )
+        .group_by(files.c.project_id, files.c.kind)
+        .subquery()
+    )
+    return items, files
+
+
+_SOURCES: Sequence[tuple[Subquery, Subquery]] = (_published(), _runners(), _artifacts(), _checkpoints())

@@ -1,0 +1,218 @@
+"""What projects hold, and the quota that publishing is held to, also when two publish at once."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from support.rows import IDS, add_checkpoint, add_job, add_project
+from trainshed.model.access import KeyKind, Permission, Principal, Visibility
+from trainshed.model.content import ContentKind
+from trainshed.model.errors import Refusal
+from trainshed.store import access, contents, manifests, moves, queue, runners, usage
+from trainshed.store.contents import Release
+from trainshed.store.database import Database
+from trainshed.store.usage import Held
+
+PUBLISHER = Principal("key", "p", KeyKind.HUMAN, frozenset(Permission), label="somebody")
+
+
+def digest(word: str) -> str:
+    return hashlib.sha256(word.encode()).hexdigest()
+
+
+def publish(
+    database: Database,
+    version: str,
+    files: dict[str, int],
+    *,
+    name: str = "team/data",
+    kind: ContentKind = ContentKind.DATASETS,
+    by: Principal = PUBLISHER,
+) -> None:
+    """Publish files, word -> size."""
+    held = {digest(word): size for word, size in files.items()}
+    manifest = digest(f"manifest {kind} {sorted(files)}")
+    release = Release(kind, name, version, manifest, 1, "{}", len(held), sum(held.values()), held.keys())
+
+    def store(connection: Any) -> None:
+        queue.put_blobs(connection, {**held, manifest: 1}, at=1.0)
+        contents.publish(connection, by, release, None, at=1.0)
+
+    database.write(store)
+
+
+def limit(database: Database, size: int | None) -> None:
+    database.write(lambda c: access.update_project(c, "p", {"max_content_bytes": size}))
+
+
+def counted(database: Database) -> int:
+    with database.read() as connection:
+        return usage.counted_bytes(connection, "p")
+
+
+@pytest.fixture(autouse=True)
+def project(database):
+    add_project(database)
+
+
+def test_every_manifest_counts_once_at_its_full_size_until_it_is_withdrawn(database):
+    publish(database, "1", {"a": 60, "b": 40})
+    publish(database, "one", {"a": 60, "b": 40})
+    publish(database, "1", {"a": 60, "b": 40}, name="team/copy")
+    assert counted(database) == 100, "the same files under three names"
+    publish(database, "2", {"a": 60, "c": 5})
+    assert counted(database) == 165, "shared files count in both"
+    database.write(lambda c: contents.withdraw(c, ContentKind.DATASETS, "team/data", "2", at=2.0))
+    assert counted(database) == 100
+    with database.read() as connection:
+        assert usage.counted_bytes(connection, "another") == 0
+
+
+def test_what_would_exceed_the_quota_is_refused_with_the_numbers(database):
+    limit(database, 100)
+    publish(database, "1", {"a": 60})
+    with pytest.raises(Refusal) as refused:
+        publish(database, "2", {"b": 41})
+    assert refused.value.code == "CONTENT_QUOTA_EXCEEDED"
+    assert refused.value.extra == {"max_content_bytes": 100, "content_bytes": 60, "wanted_bytes": 41}
+    assert "may hold 100 bytes" in refused.value.message
+    publish(database, "2", {"b": 40})
+    publish(database, "two", {"b": 40})
+    publish(database, "1", {"a": 60})
+    assert counted(database) == 100
+    database.write(lambda c: contents.withdraw(c, ContentKind.DATASETS, "team/data", "1", at=2.0))
+    publish(database, "3", {"c": 60})
+    with pytest.raises(Refusal):
+        publish(database, "1", {"a": 60})
+    limit(database, None)
+    publish(database, "1", {"a": 60})
+
+
+def test_a_quota_below_what_is_held_withdraws_nothing(database):
+    publish(database, "1", {"a": 60})
+    limit(database, 10)
+    publish(database, "same", {"a": 60})
+    with pytest.raises(Refusal):
+        publish(database, "2", {"b": 1})
+    limit(database, 0)
+    with pytest.raises(Refusal):
+        publish(database, "3", {"c": 1})
+    publish(database, "nothing", {"empty": 0})
+
+
+def test_whoever_publishes_the_namespace_s_project_pays(database):
+    publish(database, "1", {"a": 60})
+    add_project(database, "other")
+    limit(database, 100)
+    owner = Principal("key", "other", KeyKind.HUMAN, frozenset(Permission), owner=True, label="owner")
+    with pytest.raises(Refusal) as refused:
+        publish(database, "2", {"b": 60}, by=owner)
+    assert "project `p`" in refused.value.message
+
+
+def test_two_publishers_at_once_cannot_exceed_it_together(database):
+    limit(database, 100)
+    for round_ in range(5):
+        ready = threading.Barrier(3)
+        answers: list[str] = []
+
+        def one(number: int, round_: int = round_, ready: Any = ready, answers: list[str] = answers) -> None:
+            ready.wait()
+            try:
+                publish(database, f"{round_}-{number}", {f"{round_} {number}": 60}, name=f"team/d{number}")
+            except Refusal as refusal:
+                answers.append(refusal.code)
+            else:
+                answers.append("published")
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(answers) == ["CONTENT_QUOTA_EXCEEDED", "CONTENT_QUOTA_EXCEEDED", "published"]
+        assert counted(database) == 60
+        for number in range(3):
+            version = f"{round_}-{number}"
+            database.write(
+                lambda c, n=number, v=version: contents.withdraw(
+                    c, ContentKind.DATASETS, f"team/d{n}", v, at=2.0
+                )
+            )
+
+
+def held(database: Database, project: str | None = None) -> dict[str, Held]:
+    with database.read() as connection:
+        return {f"{each.project_id} {each.kind}": each for each in usage.usage(connection, project)}
+
+
+def test_usage_by_project_and_kind(database):
+    add_project(database, "other")
+    publish(database, "1", {"a": 60, "b": 40})
+    publish(database, "2", {"a": 60, "c": 5})
+    publish(database, "gone", {"z": 1000})
+    database.write(lambda c: contents.withdraw(c, ContentKind.DATASETS, "team/data", "gone", at=2.0))
+    publish(database, "1", {"w": 7}, name="team/model", kind=ContentKind.MODELS)
+    publish_runner(database, {"main.sh": 3, "a": 60})
+    _, [trial] = add_job(database)
+    add_artifacts(database, trial, {"x": ("a", 60), "y": ("a", 60), "z": ("o", 9)})
+    database.write(lambda c: queue.put_blobs(c, {digest("ck"): 10}, at=1.0))
+    database.write(lambda c: add_checkpoint(c, trial, [digest("ck")]))
+    # A manifest's own bytes are stored too: one each.
+    assert held(database) == {
+        "p datasets": Held("p", "datasets", 2, 165, 107),
+        "p models": Held("p", "models", 1, 7, 8),
+        "p runners": Held("p", "runners", 1, 63, 63),
+        "p artifacts": Held("p", "artifacts", 3, 129, 69),
+        "p checkpoints": Held("p", "checkpoints", 1, 10, 10),
+    }
+    assert held(database, "other") == {}
+    assert held(database, "p") == held(database)
+
+
+def publish_runner(database: Database, files: dict[str, int]) -> None:
+    sizes = {digest(word): size for word, size in files.items()}
+    row = {
+        "runner": "team/run",
+        "revision": "a" * 40,
+        "snapshot_sha256": digest("snapshot"),
+        "manifest": "{}",
+        "definition": "{}",
+        "source_ref": None,
+        "published_at": 1.0,
+        "published_by": "somebody",
+    }
+
+    def store(connection: Any) -> None:
+        queue.put_blobs(connection, sizes, at=1.0)
+        manifests.put_manifest(connection, digest("snapshot"), "runners", 2, sizes, at=1.0)
+        runners.claim(connection, PUBLISHER, "team/run", Visibility.PROJECT, at=1.0)
+        runners.insert_revision(connection, row)
+
+    database.write(store)
+
+
+def add_artifacts(database: Database, trial: Any, files: dict[str, tuple[str, int]]) -> None:
+    rows: Sequence[dict[str, Any]] = [
+        {
+            "id": IDS.artifact(),
+            "trial_id": trial.id,
+            "name": name,
+            "size": size,
+            "sha256": digest(word),
+            "upload_state": "uploaded",
+            "created_at": 1.0,
+        }
+        for name, (word, size) in files.items()
+    ]
+
+    def store(connection: Any) -> None:
+        queue.put_blobs(connection, {row["sha256"]: row["size"] for row in rows}, at=1.0)
+        moves.put_artifacts(connection, trial.id, rows)
+
+    database.write(store)
