@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from engines.conformance import written
 from engines.machinery import LocalHarness
 from support.registry import Registry
-from support.waiting import wait_until
 from trainshed.engines import Launch
 from trainshed.engines.local import Isolation, LocalEngine
-from trainshed.jobkit import cgroups, frames, mounts, sandbox
+from trainshed.jobkit import cgroups, container, frames, mounts, sandbox
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class ImageHarness(LocalHarness):
     engine: LocalEngine
     interpreter = "python3"
     started = "cat /proc/sys/kernel/random/uuid >&2"
+    says: Mapping[str, str] = MappingProxyType({"isolation": container.NAME})
+    taken_over = frozenset()
 
     def __init__(self, path: Path, ground: ImageGround, **settings: object) -> None:
         self.image = ground.image
@@ -79,11 +82,17 @@ class ImageHarness(LocalHarness):
         ]
 
 
-def image_way(path: Path, ground: ImageGround, *, isolated: bool = False) -> Iterator[ImageHarness]:
+def image_way(
+    path: Path, ground: ImageGround, *, isolated: bool = False, **settings: object
+) -> Iterator[ImageHarness]:
     """What a fixture yields: an engine on the common folder, ended with everything it started."""
-    harness = ImageHarness(path, ground, isolation=Isolation(hide=(path,)) if isolated else None)
+    harness = ImageHarness(path, ground, isolation=Isolation(hide=(path,)) if isolated else None, **settings)
     yield harness
     harness.close()
+
+
+image_engine = contextlib.contextmanager(image_way)
+"""The same for a ``with`` of a test's own."""
 
 
 def left_groups(instance: str) -> list[str]:
@@ -100,9 +109,3 @@ def left_containers(root: Path) -> list[str]:
     """What podman still keeps of containers, by their ids."""
     folder = root / "images" / "store" / "overlay-containers"
     return [entry.name for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
-
-
-def running_containers(harness: ImageHarness, attempt_id: str) -> int:
-    """Wait until the attempt has a container that runs; the id of its first process."""
-    pid_file = harness.folder(attempt_id) / "keeper.pid"
-    return wait_until(lambda: int(pid_file.read_text()) if pid_file.exists() and pid_file.read_text() else 0)

@@ -44,6 +44,10 @@ class LocalHarness(Harness):
     interpreter = sys.executable
     """A Python that programs can reach."""
     started = _STARTED
+    says: Mapping[str, str] = {}
+    """What an attempt says of its enforcement that the engine does not."""
+    taken_over = frozenset({"LC_TIME"})
+    """What of the server's variables its programs get, of those that the tests set."""
 
     def __init__(self, path: Path, *, root: Path | None = None, **settings: object) -> None:
         self.path = path

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engines.conformance import SETTLED, dropped, read_frames, written
+from engines.containers import image_way
 from engines.machinery import WAYS, LocalHarness, each_way
 from support.waiting import wait_until
 from trainshed.engines import EndedBy, Exit, Limits, Phase, TreeFile
@@ -28,9 +29,12 @@ def daemon(what):
 """
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=[*WAYS, "podman"])
 def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalHarness]:
-    yield from each_way(request.param, tmp_path)
+    if request.param == "podman":
+        yield from image_way(tmp_path, request.getfixturevalue("image_ground"))
+    else:
+        yield from each_way(request.param, tmp_path)
 
 
 def run(local: LocalHarness, text: str, **settings: object) -> Exit:
@@ -232,7 +236,8 @@ def test_programs_do_not_see_the_servers_settings(
     local.engine.launch(launch)
     local.until("attempt-1", SETTLED)
     names = set(eval(written(log_of(local))))  # our own program printed a list of strings
-    assert {"OWN", "PATH", "HOME", "LC_TIME", "TRAINSHED_ATTEMPT_ID", "CUDA_VISIBLE_DEVICES"} <= names
+    assert {"OWN", "PATH", "HOME", "TRAINSHED_ATTEMPT_ID", "CUDA_VISIBLE_DEVICES"} <= names
+    assert names & {"LC_TIME"} == local.taken_over
     assert not names & {"TRAINSHED_ADMIN_KEY", "ENVLOOP_API_KEY", "PYTEST_CURRENT_TEST"}
 
 

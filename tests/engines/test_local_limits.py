@@ -12,15 +12,19 @@ from pathlib import Path
 import pytest
 
 from engines.conformance import LIMITS, SETTLED, Behaviour, written
+from engines.containers import image_way
 from engines.machinery import WAYS, LocalHarness, each_way
 from support.waiting import wait_until
 from trainshed.engines import EndedBy, Exit, Limits, Phase
 from trainshed.jobkit import cgroups
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=[*WAYS, "podman"])
 def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalHarness]:
-    yield from each_way(request.param, tmp_path)
+    if request.param == "podman":
+        yield from image_way(tmp_path, request.getfixturevalue("image_ground"))
+    else:
+        yield from each_way(request.param, tmp_path)
 
 
 @pytest.fixture
@@ -153,7 +157,7 @@ def test_shared_memory_is_private_and_of_the_size_asked_for(
 
 def test_an_attempt_says_how_its_limits_are_enforced(local: LocalHarness, offered: Mapping[str, str]) -> None:
     observation = local.run("attempt-1", Behaviour.SUCCEEDS)
-    assert observation.enforcement == offered
+    assert observation.enforcement == {**offered, **local.says}
     known = {"cpus", "memory", "pids", "shm", "mounts", "storage", "log", "tree", "isolation"}
     assert set(offered) == known
 

@@ -415,6 +415,17 @@ def busybox_tree(root: Path) -> None:
         (root / "bin" / name).symlink_to("busybox")
 
 
+def bash_tree(root: Path) -> None:
+    """Bash, the libraries that it loads, and nothing else."""
+    _standard_folders(root)
+    program = Path(shutil.which("bash", path="/usr/bin:/bin") or "")
+    for source in [program, *_libraries([program])]:
+        target = root / ("bin/bash" if source == program else str(source).lstrip("/"))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source.resolve(), target)
+        target.chmod(0o755)
+
+
 def python_tree(root: Path) -> None:
     """Bash, coreutils and the Python that runs the tests, with the shared libraries that they load."""
     _standard_folders(root)

@@ -29,13 +29,13 @@ _MESSAGE_BYTES = 1 << 16
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Report = tuple[float, float, int, int, bytes, str]
+    Report = tuple[float, float, int, int, bytes, str, tuple[int, ...]]
 
 
 class Ready:
     """What the shim needs to know of the launch while the program runs."""
 
-    __slots__ = ("enforcement", "grace", "layer", "log_bytes", "pid", "storage_bytes", "timeout")
+    __slots__ = ("enforcement", "grace", "helpers", "layer", "log_bytes", "pid", "storage_bytes", "timeout")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Ready:
         log_bytes: int,
         enforcement: bytes,
         layer: str,
+        helpers: tuple[int, ...],
     ) -> None:
         self.pid = pid
         """The process that becomes the program: the forked child, or one that it forked in namespaces."""
@@ -57,6 +58,8 @@ class Ready:
         """How each limit is enforced, as JSON text."""
         self.layer = layer
         """Where on the disk lies what the program changes in an image's files, or empty."""
+        self.helpers = helpers
+        """Processes of its container that are none of the program's: a stop is not for them."""
 
 
 class Child:
@@ -206,6 +209,7 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
         limits["log_bytes"],
         json.dumps(enforcement).encode(),
         keeper.layer if keeper else "",
+        tuple(keeper.helpers) if keeper else (),
     )
 
 

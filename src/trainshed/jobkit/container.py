@@ -20,8 +20,8 @@ from trainshed.jobkit import linux, procs, sandbox
 
 NAME = "container"
 """What an attempt says of its isolation."""
-PROCESSES = 6
-"""How many processes and threads of ours count against the limit of the attempt."""
+PROCESSES = 2
+"""How many processes of ours count against the limit of the attempt."""
 KEEPER = ("--norc", "--noprofile", "-p", "-c", "exec 3<> <(:); read -r -u 3")
 """Arguments for Bash: reading a pipe that it holds open itself, it waits for ever and reaps meanwhile."""
 OUTPUT = "runtime.txt"

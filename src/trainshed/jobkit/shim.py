@@ -91,8 +91,6 @@ class _Attempt:
         self._streams: dict[int, Stream] = {}
         self._spec: folder.Json | None = None
         self._status: int | None = None
-        self._helpers: set[int] = set()
-        """What was there before the program, to make its surroundings: a stop is not for them."""
         self._reason = ""
         self._cpu_before = 0.0
         self._kill_at: float | None = None
@@ -131,8 +129,6 @@ class _Attempt:
             waiting.abandon()
             self._finish(_unstarted(NOT_STARTED, f"Its start cannot be recorded: {error}"), self._end_tree())
             return
-        if self._main != waiting.pid:
-            self._helpers = set(procs.descendants(os.getpid())) - {self._main}
         failure = waiting.execute()
         if failure:
             self._finish(_unstarted(NOT_STARTED, failure), self._end_tree())
@@ -241,7 +237,8 @@ class _Attempt:
         asked = self._kill_at is not None
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
         if grace > 0 and not asked:
-            for pid in {*procs.descendants(os.getpid()), *self._group().pids()} - self._helpers:
+            helpers = self._ready.helpers if self._ready else ()
+            for pid in {*procs.descendants(os.getpid()), *self._group().pids()} - set(helpers):
                 procs.send(pid, signal.SIGTERM)
                 procs.send(pid, signal.SIGCONT)
 

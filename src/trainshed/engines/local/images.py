@@ -33,8 +33,8 @@ _MIB = 1 << 20
 _FOR_GOOD = re.compile(
     r"manifest unknown|manifest invalid|name unknown|name invalid|repository .{0,300} not found"
     r"|unauthorized|authentication required|resource is not authorized|requested access .{0,40}denied"
-    r"|does not match|digest mismatch|invalid checksum|invalid character|unsupported (manifest|media)"
-    r"|blocked by policy|rejected by policy",
+    r"|(does|did) not match|digest mismatch|invalid checksum|invalid character|unsupported (manifest|media)"
+    r"|blocked by policy|rejected by policy|StatusCode: 4(?!08|29)\d\d",
     re.IGNORECASE,
 )
 """What a registry says when it will say the same again."""

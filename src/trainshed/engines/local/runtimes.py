@@ -183,12 +183,12 @@ class Podman:
     def __init__(self, program: str, home: Path, instance: str, oci_runtime: str | None) -> None:
         self.program = program
         self._home = home
-        self._run = _run_folder(instance)
-        self.shared = self._run.parent
-        """A folder of this boot and this user, for what holds for the machine."""
         self._downloads = home / "downloads"
         for path in (home, self._downloads, home / "home"):
             path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        self._run = _run_folder(instance, home)
+        self.shared = self._run.parent
+        """A folder of this boot and this user, for what holds for the machine."""
         self.environment = self._configure(oci_runtime)
         for left in self._downloads.iterdir():  # of a pull that was killed
             shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -396,10 +396,11 @@ def _names_of_proxies() -> list[str]:
     return [name for each in _PROXIES for name in (each, each.lower()) if name in os.environ]
 
 
-def _run_folder(instance: str) -> Path:
+def _run_folder(instance: str, home: Path) -> Path:
     """A short path (sockets lie in it) that no other boot and no other engine uses.
 
-    podman knows by its content what runs. Raises `EngineError` if somebody else owns that place.
+    podman knows by its content what runs. Raises `EngineError` if somebody else owns that place. Those of
+    engines whose own folder is gone are removed.
     """
     user = os.geteuid()
     if user == 0:
@@ -416,6 +417,11 @@ def _run_folder(instance: str) -> Path:
             facts = each.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != user:
                 raise EngineError("IMAGES_UNAVAILABLE", f"{each} belongs to somebody else", retryable=False)
+        for other in base.glob("*/home"):
+            with suppress(FileNotFoundError):
+                if not Path(other.read_text(encoding="utf-8")).is_dir():
+                    shutil.rmtree(other.parent, ignore_errors=True)
+        write(path / "home", os.fspath(home))
     except OSError as error:
         raise EngineError("IMAGES_UNAVAILABLE", f"{path}: {error.strerror}", retryable=True) from error
     return path
@@ -431,7 +437,8 @@ def write(path: Path, text: str) -> None:
 @contextmanager
 def process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A long command, which does not survive us: its group is killed at the end of the block."""
-    prefix = ["setpriv", "--pdeathsig=KILL"] if shutil.which("setpriv") else []
+    setpriv = shutil.which("setpriv")
+    prefix = [setpriv, "--pdeathsig=KILL"] if setpriv else []
     running = subprocess.Popen(  # noqa: S603 - a container runtime with arguments of ours
         [*prefix, *command],
         env=dict(environment),
