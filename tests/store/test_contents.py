@@ -6,14 +6,14 @@ import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
 from support.rows import add_project
 from trainshed.model.access import KeyKind, Permission, Principal, Visibility
 from trainshed.model.content import ContentKind, ContentUri
 from trainshed.model.errors import Refusal
 from trainshed.store import contents, plugins, queue
-from trainshed.store.tables import blobs
+from trainshed.store.tables import blobs, manifest_blobs
 
 DATASETS, PLUGINS = ContentKind.DATASETS, ContentKind.PLUGINS
 ONE, TWO = "1" * 64, "2" * 64
@@ -301,3 +301,28 @@ def test_E94_a_plugin_is_allowed_until_it_is_revoked(projects):
             connection, after=(first[0].approved_at, first[0].manifest_sha256), limit=5
         )
     assert [row.name for row in (*first, *rest)] == ["team/other", "team/filter"]
+
+
+def test_a_release_that_was_staged_in_parts_is_published_whole(projects):
+    made = release(files=tuple(f"file {number}" for number in range(300)))
+    stored(projects, made.manifest_sha256, *made.blobs)
+    parts = [made.blobs[start : start + 70] for start in range(0, 300, 70)]
+    for part in (*parts, parts[0]):
+        projects.write(lambda c, part=part: contents.stage(c, made, part, at=500.0))
+    with projects.read() as connection:
+        assert contents.same_manifest(connection, DATASETS, ONE) is None, "nothing is readable yet"
+        assert contents.find_content(connection, DATASETS, "team/words") is None
+    assert publish(projects, made, store=False, at=501.0)[1]
+    with projects.read() as connection:
+        assert contents.blob_size(connection, ONE, made.blobs[299]) == 1
+    projects.write(lambda c: contents.stage(c, made, parts[0], at=502.0))
+
+
+def test_what_is_lost_between_staging_and_publishing_is_made_good(projects):
+    made = release(files=("a", "b", "c"))
+    stored(projects, made.manifest_sha256, *made.blobs)
+    projects.write(lambda c: contents.stage(c, made, made.blobs, at=2.0))
+    projects.write(lambda c: c.execute(delete(manifest_blobs).where(manifest_blobs.c.sha256 == blob("b"))))
+    assert publish(projects, made, store=False)[1]
+    with projects.read() as connection:
+        assert all(contents.blob_size(connection, ONE, name) == 1 for name in (ONE, *made.blobs))

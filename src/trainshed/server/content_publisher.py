@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trainshed.content.blobs import BlobNotFound, BlobStore
@@ -29,6 +30,8 @@ _KEYS = ("version", "visibility", "manifest_sha256", "manifest", "bytes")
 MAX_BYTES = 2**63 - 1
 _LATEST = "latest"
 _ASKED_AT_ONCE = 500
+_STAGED_FROM = 5_000
+_STAGED_AT_ONCE = 1_000
 _SHOWN = 50
 
 
@@ -86,6 +89,7 @@ def publish(
             manifest.bytes,
             manifest.blobs.keys(),
         )
+    _stage(database, release, at)
     return database.write(
         lambda connection: contents.publish(connection, principal, release, wanted.visibility, at=at)
     )
@@ -188,6 +192,15 @@ def _check_blobs(database: Database, manifest: VerifiedManifest) -> None:
     faults.raise_if_any()
     if absent:
         raise _missing(missing, absent, f"{absent} of the {len(names)} blobs are not stored; upload them")
+
+
+def _stage(database: Database, release: Release, at: float) -> None:
+    """Write most of a large release's rows in small transactions, between which others have their turn."""
+    names = list(release.blobs)
+    if len(names) > _STAGED_FROM:
+        for start in range(0, len(names), _STAGED_AT_ONCE):
+            some = names[start : start + _STAGED_AT_ONCE]
+            database.write(partial(contents.stage, release=release, some=some, at=at))
 
 
 def _missing(names: list[str], count: int, message: str) -> Refusal:

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -26,8 +27,9 @@ from sqlalchemy import (
 from trainshed.model.access import Principal, Visibility
 from trainshed.model.content import ContentKind, ContentUri
 from trainshed.model.errors import Refusal
-from trainshed.store.manifests import hold, put_manifest
+from trainshed.store.manifests import hold, prepare_manifest, put_manifest
 from trainshed.store.namespaces import claim_namespace
+from trainshed.store.queue import TOUCH_SECONDS
 from trainshed.store.records import Content, ContentVersion, PluginApproval
 from trainshed.store.tables import (
     blobs,
@@ -143,10 +145,20 @@ _SIZES = select(blobs.c.sha256, blobs.c.size).where(
 )
 _HELD = select(manifest_blobs.c.sha256).where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"))
 _COUNT_HELD = select(func.count()).select_from(_HELD.subquery())
-_TOUCH = (
+_TOUCH_STALE = (
     update(blobs)
-    .where(blobs.c.sha256.in_(_HELD), blobs.c.deleting_at.is_(None))
+    .where(blobs.c.deleting_at.is_(None), func.coalesce(blobs.c.touched_at, 0.0) < bindparam("before"))
     .values(touched_at=bindparam("at"))
+)
+_TOUCH = _TOUCH_STALE.where(blobs.c.sha256.in_(_HELD))
+_TOUCH_SOME = _TOUCH_STALE.where(blobs.c.sha256.in_(_WANTED))
+_COUNT_USABLE = (
+    select(
+        func.count(),
+        func.sum(case((func.coalesce(blobs.c.touched_at, 0.0) < bindparam("before"), 1), else_=0)),
+    )
+    .select_from(manifest_blobs.join(blobs, blobs.c.sha256 == manifest_blobs.c.sha256))
+    .where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"), blobs.c.deleting_at.is_(None))
 )
 _MANIFEST_BYTES = select(manifests.c.size).where(
     manifests.c.sha256 == bindparam("manifest"), manifests.c.let_go_at.is_(None)
@@ -305,9 +317,13 @@ def hold_manifest(connection: Connection, release: Release, *, at: float) -> Non
         # The caller found it known and did not read it; its files are being collected since.
         raise _being_removed(release)
     put_manifest(connection, digest, release.kind, release.manifest_bytes, [digest, *release.blobs], at=at)
-    # A row that is touched here cannot be marked for deletion by a collector that looked before.
-    touched = connection.execute(_TOUCH, {"manifest": digest, "at": at}).rowcount
-    if touched == connection.execute(_COUNT_HELD, {"manifest": digest}).scalar_one():
+    asked = {"manifest": digest, "before": at - TOUCH_SECONDS}
+    usable, stale = connection.execute(_COUNT_USABLE, asked).one()
+    if stale:
+        # A row that was touched just now cannot be marked for deletion by a collector that looked before.
+        connection.execute(_TOUCH, {**asked, "at": at})
+        usable, _ = connection.execute(_COUNT_USABLE, asked).one()
+    if usable == connection.execute(_COUNT_HELD, {"manifest": digest}).scalar_one():
         return
     kept = select(blobs.c.sha256)
     absent = connection.execute(
@@ -321,6 +337,17 @@ def hold_manifest(connection: Connection, release: Release, *, at: float) -> Non
             missing=missing,
         )
     raise _being_removed(release)
+
+
+def stage(connection: Connection, release: Release, some: Collection[str], *, at: float) -> None:
+    """Record a part of a release's blobs before it is published, so that publishing has little left to do.
+
+    One transaction for a hundred thousand blobs would keep every other writer waiting for seconds. Until the
+    release is published the manifest keeps nothing; what is lost until then, `publish` makes good.
+    """
+    prepare_manifest(connection, release.manifest_sha256, release.kind, release.manifest_bytes, some, at=at)
+    fresh = at - TOUCH_SECONDS
+    connection.execute(_TOUCH_SOME, {"wanted": list(some), "at": at, "before": fresh})
 
 
 def withdraw(connection: Connection, kind: ContentKind, name: str, ref: str, *, at: float) -> list[str]:

@@ -17,6 +17,10 @@ _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
 _ROW = select(manifests.c.let_go_at).where(manifests.c.sha256 == bindparam("wanted"))
 _HELD = select(manifests.c.sha256).where(manifests.c.sha256.in_(_WANTED), manifests.c.let_go_at.is_(None))
 _BLOBS = select(manifest_blobs.c.sha256).where(manifest_blobs.c.manifest_sha256 == bindparam("wanted"))
+_THERE = select(manifest_blobs.c.sha256).where(
+    manifest_blobs.c.manifest_sha256 == bindparam("manifest"), manifest_blobs.c.sha256.in_(_WANTED)
+)
+_INSERT, _INSERT_BLOBS = insert(manifests), insert(manifest_blobs)
 _TAKE_BACK = update(manifests).where(manifests.c.sha256 == bindparam("wanted")).values(let_go_at=None)
 
 
@@ -43,6 +47,26 @@ def put_manifest(
     if rows:
         connection.execute(insert(manifest_blobs), rows)
     return True
+
+
+def prepare_manifest(
+    connection: Connection, sha256: str, kind: str, size: int, some: Collection[str], *, at: float
+) -> None:
+    """Record some blobs of a manifest that is let go, or new and begins so; a few hundred at once.
+
+    It keeps none of them until `put_manifest` takes it back. One that is not let go has them all.
+    """
+    row = connection.execute(_locked(connection, _ROW), {"wanted": sha256}).first()
+    if row is not None and row.let_go_at is None:
+        return
+    if row is None:
+        values = {"sha256": sha256, "kind": kind, "size": size, "created_at": at, "let_go_at": at}
+        connection.execute(_INSERT, values)
+    asked = {"manifest": sha256, "wanted": list(some)}
+    there = set(connection.execute(_THERE, asked).scalars())
+    rows = [{"manifest_sha256": sha256, "sha256": blob} for blob in sorted(set(some) - there)]
+    if rows:
+        connection.execute(_INSERT_BLOBS, rows)
 
 
 def hold(connection: Connection, wanted: Collection[str]) -> set[str]:
