@@ -229,6 +229,9 @@ class Controller:
 
     def _trim_content(self) -> bool:
         self._content.trim()
+        usage = self._content.usage()
+        metrics.cache_bytes.set(usage.bytes)
+        metrics.cache_trees.set(usage.trees)
         return True
 
     def _retire(self) -> bool:

@@ -23,6 +23,8 @@ releases = Counter("trainshed_allocation_releases", "Allocations released, with 
 strangers = Counter("trainshed_strangers_ended", "Processes with our mark that belonged to no Attempt")
 garbage_blobs = Counter("trainshed_garbage_blobs", "Blobs removed because nothing needed them")
 garbage_bytes = Counter("trainshed_garbage_bytes", "Bytes of the blobs removed")
+cache_bytes = Gauge("trainshed_content_cache_bytes", "Disk that the node's cache of content takes")
+cache_trees = Gauge("trainshed_content_cache_trees", "Trees of content on the node")
 passes = Histogram(
     "trainshed_placement_pass_seconds",
     "Duration of a placement pass",

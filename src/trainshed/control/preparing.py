@@ -39,6 +39,7 @@ PROGRESS_SECONDS = 5.0
 _ACTOR = "controller"
 _CODE = "PREPARING"
 _QUIET_SECONDS = 1.0
+_GIGABYTE = 10**9
 
 log = structlog.get_logger(__name__)
 
@@ -195,8 +196,8 @@ class _Progress:
 
         def say(done: int, total: int) -> None:
             if self._clock() - self._begun >= _QUIET_SECONDS:
-                share = 100 * done // max(total, 1)
-                self.say(f"Bringing {what} here: {share} % of {total / 1e9:.3g} GB.")
+                size = f"{total / 1e9:.3g} GB" if total >= _GIGABYTE else f"{total / 1e6:.3g} MB"
+                self.say(f"Bringing {what} here: {100 * done // max(total, 1)} % of {size}.")
 
         return say
 
