@@ -188,6 +188,26 @@ def test_a_window_into_a_large_blob(store):
         assert reader.read() == LARGE[5 << 20 : 8 << 20]
 
 
+def test_E105_several_small_ones_are_stored_at_once(store):
+    contents = {
+        Blob(name_of(data), len(data)): data for data in (b"", SMALL, *(b"%d" % n for n in range(40)))
+    }
+    store.put_many(contents)
+    store.put_many(contents)
+    store.put_many({})
+    assert set(store.names()) == set(contents)
+    assert all(store.verify(blob.sha256) == blob for blob in contents)
+
+
+def test_of_several_none_is_stored_where_one_is_not_what_was_promised(store):
+    wrong = {Blob(name_of(SMALL), len(SMALL)): SMALL, Blob(ABSENT, 3): b"abc"}
+    with pytest.raises(DigestMismatch, match=f"promised sha256 {ABSENT}"):
+        store.put_many(wrong)
+    with pytest.raises(DigestMismatch, match="promised 4 bytes"):
+        store.put_many({Blob(name_of(SMALL), len(SMALL)): SMALL, Blob(name_of(b"abc"), 4): b"abc"})
+    assert list(store.names()) == []
+
+
 def test_unknown_and_malformed_names_are_not_found(store):
     put(store, SMALL)
     for name in (ABSENT, "../../etc/passwd", name_of(SMALL).upper(), "", name_of(SMALL) + "\n"):

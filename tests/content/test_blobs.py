@@ -156,6 +156,28 @@ def test_a_disk_without_inodes_is_full_too(mount_tmpfs):
     assert not list((store.root / "incoming").iterdir())
 
 
+def test_of_several_none_is_stored_on_a_disk_that_fills(mount_tmpfs):
+    store = FolderBlobStore(mount_tmpfs("size=1m") / "blobs")
+    many = [os.urandom(300_000) for _ in range(5)]
+    with pytest.raises(StoreFull, match="No space left"):
+        store.put_many({Blob(hashlib.sha256(data).hexdigest(), len(data)): data for data in many})
+    assert_nothing_is_left(store)
+
+
+def test_E105_of_several_none_is_stored_where_the_device_gives_back_another_byte(tmp_path):
+    class FaultyDisk(FolderBlobStore):
+        def _settle(self, fd: int) -> None:
+            super()._settle(fd)
+            if os.fstat(fd).st_size == 1:
+                os.pwrite(fd, b"S", 0)
+
+    store = FaultyDisk(tmp_path / "blobs")
+    several = {Blob(NAME, len(DATA)): DATA, Blob(hashlib.sha256(b"x").hexdigest(), 1): b"x"}
+    with pytest.raises(ReadBackMismatch, match="gave back"):
+        store.put_many(several)
+    assert_nothing_is_left(store)
+
+
 def test_a_read_only_folder_is_named(mount_tmpfs):
     disk = mount_tmpfs("size=1m")
     store = FolderBlobStore(disk / "blobs")

@@ -91,21 +91,53 @@ def test_several_are_sent_at_once_and_no_more_than_wanted(uploads, http):
         together.wait(30)
         return io.BytesIO(data)
 
-    datas = [os.urandom(100) for _ in range(6)]
+    datas = [os.urandom(blobs.SMALL_BYTES + 1) for _ in range(6)]
     wanted = [
-        Upload(hashlib.sha256(data).hexdigest(), 100, lambda data=data: opened(data), "a file")
+        Upload(hashlib.sha256(data).hexdigest(), len(data), lambda data=data: opened(data), "a file")
         for data in datas
     ]
     assert uploads.send(wanted, parallel=3) == 6
     assert stored(http, *wanted)
 
 
-def test_many_small_ones(uploads, http):
-    wanted = [upload_of(b"%d" % number + os.urandom(8)) for number in range(1, 1100)][-60:]
-    some = wanted[:50]
-    assert uploads.send(some) == 50
-    assert uploads.send(wanted) == 10
-    assert stored(http, *wanted)
+def test_many_small_ones_go_together(module_server, http, monkeypatch):
+    monkeypatch.setattr(blobs, "_BATCH", 20)
+    monkeypatch.setattr(blobs, "_BATCH_BYTES", 30_000)
+    small = [upload_of(os.urandom(8)) for _ in range(50)]
+    larger = [upload_of(os.urandom(9_000)) for _ in range(10)]
+    too_large = upload_of(os.urandom(31_000))
+    told = []
+    with (
+        FaultProxy(module_server.url, faults_in_turn([])) as proxy,
+        Client(proxy.url, module_server.key) as client,
+    ):
+        sent = BlobUploads(client._transport).send(
+            [*small, too_large, *larger], parallel=2, progress=lambda done, _: told.append(done)
+        )
+    assert sent == 61
+    assert stored(http, *small, *larger, too_large)
+    assert told[-1] == 8 * 50 + 9_000 * 10 + 31_000
+    asked = Counter((seen.method, seen.path) for seen in proxy.seen)
+    # Three of 9,000 bytes fit into one; the last of them takes small ones along.
+    assert asked["POST", "/v1/content/blobs"] == 6
+    assert asked["PUT", f"/v1/content/blobs/{too_large.sha256}"] == 1
+
+
+def test_of_many_the_one_that_changed_is_named(uploads, http, tmp_path):
+    paths = [tmp_path / f"{number}.txt" for number in range(10)]
+    for path in paths:
+        path.write_bytes(os.urandom(20))
+    wanted = [upload_from(path) for path in paths]
+    paths[7].write_bytes(os.urandom(20))
+    with pytest.raises(ContentChanged, match=r"7\.txt was changed .* its sha256 is now"):
+        uploads.send(wanted, parallel=1)
+    assert not stored(http, wanted[0])
+    paths[7].write_bytes(os.urandom(19))
+    with pytest.raises(ContentChanged, match=r"7\.txt was changed .* shorter"):
+        uploads.send(wanted, parallel=1)
+    paths[7].unlink()
+    with pytest.raises(LocalFileError, match=r"7\.txt: No such file"):
+        uploads.send(wanted, parallel=1)
 
 
 @pytest.mark.parametrize("fault", [each for each in Fault if each is not Fault.NONE])

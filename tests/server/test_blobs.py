@@ -95,6 +95,7 @@ def test_nobody_else_may(sqlite_site: Site):
         part(sqlite_site, 0, 100, key=key),
         sqlite_site.get(UPLOAD, key=key),
         sqlite_site.request("PUT", WHOLE, DATA, key=key),
+        sqlite_site.post("/v1/content/blobs", packed(DATA), key=key),
         sqlite_site.post("/v1/content/blobs/missing", {"sha256": [NAME]}, key=key),
     ):
         assert code(answer) == (403, "PERMISSION_DENIED")
@@ -214,11 +215,70 @@ def test_E105_faults_of_the_storage_are_not_the_senders(sqlite_site: Site, monke
     store = type(sqlite_site.services.blobs)
     with monkeypatch.context() as patched:
         patched.setattr(store, "put", fail)
+        patched.setattr(store, "put_many", fail)
         patched.setattr(store, "adopt", fail)
         assert code(sqlite_site.request("PUT", WHOLE, DATA)) == expected
         assert code(part(sqlite_site, 0, 5000)) == expected
+        assert code(sqlite_site.post("/v1/content/blobs", packed(DATA))) == expected
         assert missing(sqlite_site, NAME) == [NAME]
     assert part(sqlite_site, 5000, 5000).json()["stored"]
+
+
+def packed(*contents: bytes, names: tuple[str, ...] = ()) -> bytes:
+    found = names or [hashlib.sha256(content).hexdigest() for content in contents]
+    return b"".join(
+        b"%s %d\n" % (name.encode(), len(content)) + content
+        for name, content in zip(found, contents, strict=True)
+    )
+
+
+def test_E105_several_small_ones_are_stored_together(site: Site):
+    contents = (DATA, b"", b"\n", b"0" * 64 + b" 5\n")
+    answer = site.post("/v1/content/blobs", packed(*contents, DATA))
+    assert answer.json() == {"stored": 4, "bytes": sum(map(len, contents))}
+    names = [hashlib.sha256(content).hexdigest() for content in contents]
+    assert missing(site, *names) == []
+    for name, content in zip(names, contents, strict=True):
+        assert site.services.blobs.verify(name).size == len(content)
+    assert site.post("/v1/content/blobs", packed(*contents)).status_code == 200
+    assert site.post("/v1/content/blobs", b"").json() == {"stored": 0, "bytes": 0}
+
+
+def test_of_several_none_is_stored_where_one_is_wrong_or_being_removed(site: Site):
+    answer = site.post("/v1/content/blobs", packed(DATA, b"x", names=(NAME, ABSENT)))
+    assert code(answer) == (409, "CONTENT_HASH_MISMATCH")
+    assert missing(site, NAME, ABSENT) == [NAME, ABSENT]
+    site.request("PUT", WHOLE, DATA)
+    mark(site, site.clock.now)
+    assert code(site.post("/v1/content/blobs", packed(b"x", DATA))) == (503, "BLOB_BEING_DELETED")
+    other = hashlib.sha256(b"x").hexdigest()
+    assert missing(site, other) == [other]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x",
+        packed(DATA)[:-1],
+        packed(DATA) + b"\n",
+        packed(DATA).replace(b"\n", b"\r\n", 1),
+        packed(DATA).replace(b" ", b"  ", 1),
+        packed(DATA).upper(),
+        f"{NAME} -1\n".encode(),
+        f"{NAME} 99999999999999999999\n".encode(),
+        packed(*(b"%d" % n for n in range(201))),
+    ],
+)
+def test_a_batch_that_is_none_is_refused(sqlite_site: Site, body):
+    assert code(sqlite_site.post("/v1/content/blobs", body)) == (422, "INVALID_SPEC")
+    assert missing(sqlite_site, NAME) == [NAME]
+
+
+def test_a_batch_has_eight_mebibytes_at_most(sqlite_site: Site, make_site):
+    large = packed(os.urandom(8 << 20))
+    assert code(sqlite_site.post("/v1/content/blobs", large)) == (413, "REQUEST_TOO_LARGE")
+    narrow = make_site(bodies=BodyLimits(blob=2000))
+    assert code(narrow.post("/v1/content/blobs", packed(DATA))) == (413, "REQUEST_TOO_LARGE")
 
 
 def test_malformed_questions_are_refused(sqlite_site: Site):

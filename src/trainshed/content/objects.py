@@ -20,10 +20,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,17 @@ class ObjectBlobStore:
             blob = self._put_through_disk(_joined(begun, bounded), sha256, size)
         self._read_back(blob)
         return blob
+
+    def put_many(self, contents: Mapping[Blob, bytes]) -> None:
+        """See `BlobStore.put_many`."""
+
+        def put(each: tuple[Blob, bytes]) -> None:
+            blob, content = each
+            self.put(io.BytesIO(content), sha256=blob.sha256, size=blob.size)
+
+        for blob, content in contents.items():
+            check_promise(Blob(hashlib.sha256(content).hexdigest(), len(content)), blob.sha256, blob.size)
+        list(self._asking.map(put, contents.items()))
 
     def adopt(self, file: Path, blob: Blob, cancelled: Callable[[], bool] = lambda: False) -> None:
         """See `BlobStore.adopt`."""

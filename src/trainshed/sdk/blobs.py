@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +31,10 @@ PART_BYTES = 32 << 20
 """The largest part that is sent at once; each of the parallel uploads holds one in memory."""
 OUTAGE_SECONDS = 300.0
 """How long a server that does not answer is waited for, in the middle of an upload."""
+SMALL_BYTES = 256 << 10
+"""Up to here a blob is sent together with others."""
+_BATCH_BYTES = 4 << 20
+_BATCH = 128
 _DIGESTS_A_CALL = 1000
 _DEFAULT_LIMIT = 64 << 20
 _FINISHING_PAUSE_SECONDS = 1.0
@@ -81,7 +85,8 @@ class BlobUploads:
         sending = _Sending(self._transport, min(limit, PART_BYTES), meter)
         pool = ThreadPoolExecutor(max(1, parallel), "upload")
         try:
-            futures = [pool.submit(sending.send, upload) for upload in waiting]
+            batches = _batches(waiting, min(limit // 2, _BATCH_BYTES), max(1, parallel))
+            futures = [pool.submit(sending.send, batch) for batch in batches]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
@@ -135,14 +140,27 @@ class _Sending:
     def stop(self) -> None:
         self._stopping.set()
 
-    def send(self, upload: Upload) -> None:
+    def send(self, batch: Sequence[Upload]) -> None:
+        if len(batch) > 1:
+            self._send_together(batch)
+            return
+        [upload] = batch
         with _local_errors(upload), upload.open() as file:
             if upload.size > self.part_bytes:
                 self._send_parts(upload, file)
             else:
                 content = self._read(upload, file, upload.size)
-                self._put(upload, route("content", "blobs", upload.sha256), content)
+                self._store([upload], "PUT", route("content", "blobs", upload.sha256), content)
                 self.meter.add(upload.size)
+
+    def _send_together(self, batch: Sequence[Upload]) -> None:
+        body = bytearray()
+        for upload in batch:
+            with _local_errors(upload), upload.open() as file:
+                body += b"%s %d\n" % (upload.sha256.encode(), upload.size)
+                body += self._read(upload, file, upload.size)
+        self._store(batch, "POST", route("content", "blobs"), bytes(body))
+        self.meter.add(sum(upload.size for upload in batch))
 
     def _send_parts(self, upload: Upload, file: BinaryIO) -> None:
         where = route("content", "blobs", upload.sha256, "upload")
@@ -154,7 +172,7 @@ class _Sending:
             content = self._read(upload, file, min(self.part_bytes, upload.size - offset))
             asked_at = time.monotonic()
             try:
-                answer = self._put(upload, where, content, offset=offset, size=upload.size)
+                answer = self._store([upload], "PUT", where, content, offset=offset, size=upload.size)
                 if answer.get("stored") is True:
                     self.meter.add(upload.size - told)
                     return
@@ -191,16 +209,19 @@ class _Sending:
             raise _changed(upload, "it has become longer")
         return b"".join(pieces)
 
-    def _put(self, upload: Upload, where: str, content: bytes, **query: int) -> Any:
+    def _store(
+        self, uploads: Sequence[Upload], method: str, where: str, content: bytes, **query: int
+    ) -> Mapping[str, Any]:
         def once() -> Any:
-            return self.transport.call("PUT", where, content=content, query=query)
+            # All that is stored is named by its hash, so that it may be sent again.
+            return self.transport.call(method, where, content=content, query=query, repeatable=True)
 
         try:
             return mapping(self._patiently(once), "a blob")
         except Conflict as error:
             if error.code != "CONTENT_HASH_MISMATCH":
                 raise
-            raise self._blamed(upload) from error
+            raise self._blamed(uploads) from error
 
     def _patiently(self, once: Callable[[], Any]) -> Any:
         def unless_stopped() -> Any:
@@ -214,16 +235,34 @@ class _Sending:
         if self._stopping.wait(seconds):
             raise _Stopped
 
-    def _blamed(self, upload: Upload) -> TrainshedError:
+    def _blamed(self, uploads: Sequence[Upload]) -> TrainshedError:
         """Whose fault it is that the server got other bytes than were announced."""
-        digest, size = hashlib.sha256(), 0
-        with upload.open() as file:
-            while piece := file.read(_READ_BYTES):
-                digest.update(piece)
-                size += len(piece)
-        if (digest.hexdigest(), size) != (upload.sha256, upload.size):
-            return _changed(upload, f"its sha256 is now {digest.hexdigest()}")
-        return IntegrityError(f"{upload.label}: other bytes reached the server than were sent")
+        for upload in uploads:
+            digest, size = hashlib.sha256(), 0
+            with _local_errors(upload), upload.open() as file:
+                while piece := file.read(_READ_BYTES):
+                    digest.update(piece)
+                    size += len(piece)
+            if (digest.hexdigest(), size) != (upload.sha256, upload.size):
+                return _changed(upload, f"its sha256 is now {digest.hexdigest()}")
+        return IntegrityError(f"{uploads[0].label}: other bytes reached the server than were sent")
+
+
+def _batches(waiting: Sequence[Upload], most_bytes: int, parallel: int) -> Iterator[list[Upload]]:
+    """Large ones each by itself, small ones together, so that all who send have something."""
+    small = [upload for upload in waiting if upload.size <= min(SMALL_BYTES, most_bytes)]
+    yield from ([upload] for upload in waiting[: len(waiting) - len(small)])
+    most = min(_BATCH, max(1, -(-len(small) // parallel)))
+    batch: list[Upload] = []
+    left = 0
+    for upload in small:
+        if batch and (len(batch) >= most or upload.size > left):
+            yield batch
+            batch = []
+        left = (left if batch else most_bytes) - upload.size
+        batch.append(upload)
+    if batch:
+        yield batch
 
 
 def _changed(upload: Upload, how: str) -> ContentChanged:

@@ -141,9 +141,20 @@ class BodyStream:
                 return piece
         return b""
 
-    def read(self, _size: int = -1, /) -> bytes:
-        """The next piece, for a handler in its worker thread; whole pieces, whatever size is asked for."""
-        return anyio.from_thread.run(self.next)
+    def read(self, size: int = -1, /) -> bytes:
+        """At least the next piece, for a handler in its worker thread; more of them up to about ``size``.
+
+        Pieces are whole and come in 64 KiB at most: taking each by itself would cost more than storing it.
+        """
+        return anyio.from_thread.run(self._pieces, size)
+
+    async def _pieces(self, size: int) -> bytes:
+        parts = [piece := await self.next()]
+        taken = len(piece)
+        while piece and taken < size:
+            parts.append(piece := await self.next())
+            taken += len(piece)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def whole(self) -> bytes:
         """All of it."""

@@ -46,7 +46,7 @@ def open_uploads(
 
     def allow(sha256: str) -> None:
         with database.read() as connection:
-            if queue.is_going(connection, sha256):
+            if queue.going_blobs(connection, [sha256]):
                 raise queue.blob_being_deleted(sha256)
 
     def record(blob: Blob) -> None:

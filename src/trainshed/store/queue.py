@@ -186,10 +186,10 @@ def _use_blobs(connection: Connection, names: list[str], at: float) -> tuple[set
     return usable, going
 
 
-def is_going(connection: Connection, sha256: str) -> bool:
-    """Whether the bytes of this blob are being removed."""
-    row = connection.execute(_BLOBS, {"wanted": [sha256]}).first()
-    return row is not None and row.deleting_at is not None
+def going_blobs(connection: Connection, names: Collection[str]) -> set[str]:
+    """Those of these blobs whose bytes are being removed."""
+    rows = connection.execute(_BLOBS, {"wanted": list(names)})
+    return {row.sha256 for row in rows if row.deleting_at is not None}
 
 
 def blob_being_deleted(sha256: str) -> Refusal:

@@ -1,12 +1,13 @@
-"""Blobs: which are missing, storing one whole, storing a large one in parts (E105)."""
+"""Blobs: which are missing, storing small ones together, one whole, a large one in parts (E105)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from trainshed.content.blobs import (
+    Blob,
     BlobNotFound,
     BlobTooLarge,
     DigestMismatch,
@@ -28,6 +29,9 @@ routes = Routes("content")
 
 PUBLISH = (Permission.RUNNER_PUBLISH, Permission.CONTENT_PUBLISH)
 MAX_ASKED = 10_000
+MAX_BATCH = 200
+MAX_BATCH_BYTES = 8 << 20
+_RECORD = re.compile(rb"([0-9a-f]{64}) ([0-9]{1,9})\n")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _COUNT = {"type": "integer", "minimum": 0}
@@ -72,6 +76,32 @@ def ask_missing(call: Call) -> shapes.MissingAnswer:
     return shapes.MissingAnswer(missing=missing, max_blob_bytes=call.services.bodies.blob)
 
 
+@routes.post(
+    "/blobs",
+    Operation(
+        "Store several small blobs",
+        answer=shapes.StoredBlobs,
+        any_of=PUBLISH,
+        takes_bytes=True,
+        max_body=lambda services: min(services.bodies.blob, MAX_BATCH_BYTES),
+        refuses=_STORING,
+    ),
+)
+def put_blobs(call: Call) -> shapes.StoredBlobs:
+    """All of them or none. The body is, for each blob, a line with its SHA-256 and its size, and its bytes.
+
+    A line is 64 lower-case hex digits, a space, decimal digits and a line feed. At most 200 blobs and 8 MiB.
+    """
+    assert call.stream is not None  # noqa: S101 - the operation takes bytes
+    contents = _unpacked(b"".join(iter(call.stream.read, b"")))
+    sizes = {blob.sha256: blob.size for blob in contents}
+    _refuse_going(call, sizes)
+    with _refusals():
+        call.services.blobs.put_many(contents)
+    record_stored(call.services.database, call.services.blobs, sizes, at=call.now)
+    return shapes.StoredBlobs(stored=len(contents), bytes=sum(sizes.values()))
+
+
 @routes.put(
     "/blobs/{sha256}",
     Operation(
@@ -87,7 +117,7 @@ def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
     """The raw bytes; they are hashed, synced, read back and hashed again before this answers (E105)."""
     _check_name(sha256)
     assert call.stream is not None  # noqa: S101 - the operation takes bytes
-    _refuse_going(call, sha256)
+    _refuse_going(call, [sha256])
     with _refusals():
         blob = call.services.blobs.put(call.stream, sha256=sha256, size=call.stream.declared)
     record_stored(call.services.database, call.services.blobs, {blob.sha256: blob.size}, at=call.now)
@@ -136,7 +166,7 @@ def put_part(call: Call, sha256: str) -> shapes.BlobUpload:
     assert call.stream is not None  # noqa: S101 - the operation takes bytes
     stored = _stored(call, sha256)
     if stored is None:
-        _refuse_going(call, sha256)
+        _refuse_going(call, [sha256])
         with _refusals():
             state = call.services.uploads.append(call.project, sha256, call.stream, offset=offset, size=size)
         stored = shapes.BlobUpload(sha256=sha256, offset=state.offset, size=state.size, stored=state.stored)
@@ -144,6 +174,24 @@ def put_part(call: Call, sha256: str) -> shapes.BlobUpload:
     while call.stream.read():
         continue
     return stored
+
+
+def _unpacked(body: bytes) -> dict[Blob, bytes]:
+    contents: dict[Blob, bytes] = {}
+    place = 0
+    while place < len(body):
+        line = _RECORD.match(body, place)
+        if line is None:
+            said = f"byte {place} must begin a line with a SHA-256, a space and a size"
+            raise Refusal.of("INVALID_SPEC", said, path="body")
+        blob, start = Blob(line[1].decode(), int(line[2])), line.end()
+        place = start + blob.size
+        if place > len(body):
+            raise Refusal.of("INVALID_SPEC", f"the body ends inside blob {blob.sha256}", path="body")
+        contents[blob] = body[start:place]
+    if len(contents) > MAX_BATCH:
+        raise Refusal.of("INVALID_SPEC", f"at most {MAX_BATCH} blobs at once", path="body")
+    return contents
 
 
 def _check_name(sha256: str) -> None:
@@ -173,11 +221,11 @@ def _usable(call: Call, names: list[str]) -> set[str]:
     return database.write(lambda c: queue.touch_blobs(c, names, at=at)) if stale else usable
 
 
-def _refuse_going(call: Call, sha256: str) -> None:
+def _refuse_going(call: Call, names: Collection[str]) -> None:
     """What is stored now would go with the copy that is being removed."""
     with call.services.database.read() as connection:
-        if queue.is_going(connection, sha256):
-            raise queue.blob_being_deleted(sha256)
+        if going := queue.going_blobs(connection, names):
+            raise queue.blob_being_deleted(min(going))
 
 
 def _stored(call: Call, sha256: str) -> shapes.BlobUpload | None:

@@ -14,6 +14,13 @@ class StoredBlob(Shape):
     size: int
 
 
+class StoredBlobs(Shape):
+    """Blobs that were stored together."""
+
+    stored: int
+    bytes: int
+
+
 class MissingAnswer(Shape):
     """The digests whose bytes must be uploaded."""
 
