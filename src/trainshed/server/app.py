@@ -23,6 +23,7 @@ from trainshed.server.routes import (
     artifacts,
     blobs,
     checkpoints,
+    content_admin,
     contents,
     datasets,
     job_events,
@@ -54,6 +55,7 @@ _ROUTES = (
     ("/v1/content", (contents.routes,)),
     ("/v1/datasets", (datasets.routes,)),
     ("/v1/admin", (admin.routes,)),
+    ("/v1/admin/content", (content_admin.routes,)),
     ("/v1", (project.routes, system.routes, checkpoints.download_routes, checkpoints.operation_routes)),
 )
 

@@ -63,7 +63,8 @@ _UNKNOWN: Mapping[str, tuple[str, ...]] = {
     "operation_id": ("OPERATION_NOT_FOUND",),
     "key_id": ("KEY_NOT_FOUND",),
     **dict.fromkeys(("namespace", "name", "revision", "path"), ("RUNNER_NOT_FOUND", "CONTENT_NOT_FOUND")),
-    **dict.fromkeys(("kind", "version", "sha256", "encoded_name"), ("CONTENT_NOT_FOUND",)),
+    **dict.fromkeys(("kind", "version", "encoded_name"), ("CONTENT_NOT_FOUND",)),
+    "sha256": ("CONTENT_NOT_FOUND", "BLOB_NOT_FOUND"),
     "project": ("PROJECT_NOT_FOUND",),
     "user": ("MEMBER_NOT_FOUND",),
 }

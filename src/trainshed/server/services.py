@@ -68,6 +68,8 @@ class Services:
     clock: Callable[[], float]
     ids: IdFactory
     bodies: BodyLimits = field(default_factory=BodyLimits)
+    gc_grace_seconds: float = 86_400.0
+    """How long blobs stay after their last use."""
     run_grants_stop: bool = True
     """Whether a new key with `training.run` also gets `training.stop` (A11)."""
     ready_checks: Callable[[], Mapping[str, str]] = dict

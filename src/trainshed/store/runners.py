@@ -185,6 +185,12 @@ def still_readable(connection: Connection, project_id: str, runner: str, revisio
     return connection.execute(_READABLE_ONE[False], wanted).first() is not None
 
 
+def reads_snapshot(connection: Connection, project_id: str, runner: str, snapshot_sha256: str) -> bool:
+    """Whether a project may read a Revision of the Runner that has these files."""
+    mine = _READABLE_OF[False].where(runner_revisions.c.snapshot_sha256 == snapshot_sha256).limit(1)
+    return connection.execute(mine, {"project": project_id, "runner": runner}).first() is not None
+
+
 def list_revisions(
     connection: Connection,
     principal: Principal,

@@ -112,12 +112,9 @@ def usage(connection: Connection, project_id: str | None = None) -> list[Held]:
             (row.project_id, row.kind): int(row.bytes)
             for row in connection.execute(_stored(held, project_id))
         }
-        found += [
-            Held(
-                row.project_id, row.kind, row.number, int(row.bytes), stored.get((row.project_id, row.kind), 0)
-            )
-            for row in connection.execute(items)
-        ]
+        for row in connection.execute(items):
+            of = (row.project_id, row.kind)
+            found.append(Held(*of, row.number, int(row.bytes), stored.get(of, 0)))
     return sorted(found, key=lambda each: (each.project_id, each.kind))
 
 

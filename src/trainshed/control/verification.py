@@ -1,0 +1,273 @@
+"""Looking for damage: every byte is read again and compared with its digest and with the manifests.
+
+Reads the store and the database and changes neither. It goes by digest, so it can stop anywhere and go on
+there; what is collected meanwhile is no damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainshed.content.blobs import BlobError, BlobNotFound, BlobReader, BlobStore, DigestMismatch
+from trainshed.content.trees import verify_manifest
+from trainshed.model.content import ContentKind
+from trainshed.model.errors import Refusal
+from trainshed.store import holders
+from trainshed.store.database import Database
+from trainshed.store.holders import Holders, Scope
+
+_AT_ONCE = 500
+_TELL_SECONDS = 0.5
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far it has come. Handed back, it goes on there."""
+
+    part: str = "blobs"
+    after: str = ""
+    checked: int = 0
+    """Blobs and manifests."""
+    bytes: int = 0
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One blob or manifest that is not as it was published."""
+
+    sha256: str
+    problem: str
+    """``missing``, ``changed``, ``unreadable``, or ``manifest``: its rows are not what it says."""
+    message: str
+    affected: Holders
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was found since the last one, and the place to go on from."""
+
+    place: Place
+    damage: Damage | None = None
+    reading: int = 0
+    """Bytes of the blob that is being read now; it begins anew where somebody goes on."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Bounds how many bytes are read a second. ``wait`` waits, and is told seconds."""
+
+    bytes_per_second: float
+    wait: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    _begun: float = field(init=False)
+    _read: int = 0
+
+    def __post_init__(self) -> None:
+        self._begun = self.clock()
+
+    def count(self, size: int) -> None:
+        """``size`` bytes were read."""
+        self._read += size
+        ahead = self._read / self.bytes_per_second - (self.clock() - self._begun)
+        if ahead > 0:
+            self.wait(ahead)
+
+
+class Verification:
+    """One look at a scope."""
+
+    def __init__(self, database: Database, blobs: BlobStore, scope: Scope, pace: Pace) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._scope = scope
+        self._pace = pace
+
+    def total(self) -> tuple[int, int]:
+        """How many blobs there are to read, and their bytes, as recorded now."""
+        with self._database.read() as connection:
+            return holders.total_of(connection, self._scope)
+
+    def run(self, place: Place) -> Generator[Step, None, None]:
+        """Look at everything behind ``place``; a step at least every half second."""
+        if place.part == "blobs":
+            place = yield from self._all_blobs(place)
+            place = replace(place, part="manifests", after="")
+            yield Step(place)
+        yield from self._all_manifests(place)
+
+    def _all_blobs(self, place: Place) -> Generator[Step, None, Place]:
+        told = time.monotonic()
+        while True:
+            with self._database.read() as connection:
+                some = holders.blobs_after(connection, self._scope, place.after, _AT_ONCE)
+            if not some:
+                return place
+            for sha256, size in some:
+                found: tuple[str, str] | None = None
+                for progress in self._read(sha256, size):
+                    if isinstance(progress, int):
+                        if time.monotonic() - told >= _TELL_SECONDS:
+                            told = time.monotonic()
+                            yield Step(place, reading=progress)
+                    else:
+                        found = progress
+                damage = self._damage(sha256, *found) if found else None
+                place = replace(
+                    place,
+                    after=sha256,
+                    checked=place.checked + 1,
+                    bytes=place.bytes + (size or 0),
+                    damaged=place.damaged + (damage is not None),
+                )
+                if damage is not None or time.monotonic() - told >= _TELL_SECONDS:
+                    told = time.monotonic()
+                    yield Step(place, damage)
+
+    def _read(self, sha256: str, size: int | None) -> Iterator[int | tuple[str, str]]:
+        """How many bytes were read so far, again and again; at the end the problem, if there is one."""
+        if size is None:
+            yield "missing", "it is not recorded"
+            return
+        digest, done = hashlib.sha256(), 0
+        try:
+            with self._blobs.open(sha256) as reader:
+                _forget_cached(reader)
+                for piece in reader.chunks(_CHUNK_BYTES):
+                    digest.update(piece)
+                    done += len(piece)
+                    self._pace.count(len(piece))
+                    yield done
+        except BlobNotFound:
+            yield "missing", "its bytes are gone"
+            return
+        except (BlobError, OSError) as error:
+            yield "unreadable", f"it cannot be read: {error}"
+            return
+        if (found := digest.hexdigest()) != sha256:
+            yield "changed", f"its {done} bytes have the SHA-256 {found}"
+        elif done != size:
+            yield "changed", f"it has {done} bytes and is recorded with {size}"
+
+    def _all_manifests(self, place: Place) -> Iterator[Step]:
+        while True:
+            with self._database.read() as connection:
+                some = holders.manifests_after(connection, self._scope, place.after, _AT_ONCE)
+            if not some:
+                return
+            for sha256, kind in some:
+                problem = self._manifest_problem(sha256, kind)
+                damage = self._damage(sha256, "manifest", problem) if problem else None
+                place = replace(
+                    place,
+                    after=sha256,
+                    checked=place.checked + 1,
+                    damaged=place.damaged + (damage is not None),
+                )
+                if damage is not None:
+                    yield Step(place, damage)
+            yield Step(place)
+
+    def _manifest_problem(self, sha256: str, kind: str) -> str | None:
+        """Why the rows of a manifest are not what it says, ``None`` if they are."""
+        try:
+            said = self._said(sha256, kind)
+        except (BlobError, OSError):
+            return None  # its own bytes are a blob, which was looked at already
+        except (Refusal, ValueError) as error:
+            return f"it cannot be understood: {error}"
+        with self._database.read() as connection:
+            held = holders.held_by(connection, sha256)
+        if lacking := sorted(said.keys() - held.keys()):
+            return f"{len(lacking)} of its files are not kept, {lacking[0]} for one"
+        wrong = sorted(name for name, size in said.items() if held[name] not in {None, size})
+        if wrong:
+            return f"{len(wrong)} of its files are recorded with another size, {wrong[0]} for one"
+        return None
+
+    def _said(self, sha256: str, kind: str) -> dict[str, int]:
+        """What a manifest says it holds: SHA-256 -> bytes."""
+        if kind != "runners":
+            with self._blobs.open(sha256) as reader:
+                return verify_manifest(reader.read, ContentKind(kind), sha256).blobs
+        with self._database.read() as connection:
+            text = holders.runner_manifest(connection, sha256)
+        if text is None:
+            return {}
+        if hashlib.sha256(text.encode()).hexdigest() != sha256:
+            raise ValueError("its text does not have its digest")
+        return {file["sha256"]: file["size"] for file in json.loads(text)["files"]}
+
+    def _damage(self, sha256: str, problem: str, message: str) -> Damage | None:
+        """The damage with all that it affects; ``None`` if the blob was collected meanwhile."""
+        with self._database.read() as connection:
+            affected = holders.holders_of(connection, sha256)
+            if problem == "missing" and not affected.any and not holders.still_recorded(connection, sha256):
+                return None
+        return Damage(sha256, problem, message, affected, advice_for(problem, affected))
+
+
+def advice_for(problem: str, affected: Holders) -> str:
+    """What to do about a damage, in a sentence."""
+    if not affected.any:
+        return "Nothing needs it; it will be collected."
+    if problem == "manifest":
+        return "Publish what is named again; if it stays, restore the database from a backup."
+    if affected.can_be_published_again:
+        named = [*affected.versions.shown, *affected.revisions.shown][0]
+        again = f"publish {named} again from its source, which sends what is missing"
+        if problem == "missing":
+            return f"{again[0].upper()}{again[1:]}."
+        return f"Take the damaged copy out with --repair, then {again}."
+    if affected.jobs.count:
+        job = affected.jobs.shown[0]
+        return f"Only a program produced it. Restore it from a backup, or run it again: job rerun {job}."
+    return "Restore it from a backup, or publish what needs it again."
+
+
+def _forget_cached(reader: BlobReader) -> None:
+    """What is read shall come from the device, not from memory, where the system can be told."""
+    number: Any = getattr(reader, "fileno", None)
+    if number is not None and hasattr(os, "posix_fadvise"):
+        try:
+            os.posix_fadvise(number(), 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError:
+            return
+
+
+def take_out(database: Database, blobs: BlobStore, sha256: str, clock: Callable[[], float]) -> bool:
+    """Remove the bytes of a blob if they are damaged, so that publishing sends them; whether they were.
+
+    The row stays: what needs the blob keeps it, and whoever asks is told that it is missing. Nobody can store
+    it meanwhile. Raises `Refusal` ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``, ``RESOURCE_IN_USE`` where a
+    program produced it and nobody could send it again, and what the store raises.
+    """
+    with database.read() as connection:
+        if not holders.still_recorded(connection, sha256):
+            raise Refusal.of("BLOB_NOT_FOUND", f"there is no blob {sha256}", path="sha256")
+        affected = holders.holders_of(connection, sha256)
+    if affected.any and not affected.can_be_published_again:
+        said = "a program produced it, so nobody could send it again; restore it from a backup"
+        raise Refusal.of("RESOURCE_IN_USE", said, path="sha256")
+    mark = clock()
+    if not database.write(lambda c: holders.seize(c, sha256, at=mark)):
+        raise Refusal.of("BLOB_BEING_DELETED", f"blob {sha256} is being removed", path="sha256")
+    try:
+        try:
+            blobs.verify(sha256)
+        except BlobNotFound:
+            return True
+        except DigestMismatch:
+            blobs.delete(sha256)
+            return True
+        return False
+    finally:
+        database.write(lambda c: holders.release(c, sha256, mark=mark))
