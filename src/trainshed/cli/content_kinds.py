@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainshed.cli import views
 from trainshed.cli.lazy import Group
-from trainshed.cli.output import Column, Fields, Sentence, Table, count, size
+from trainshed.cli.output import Column, Fields, Sentence, Table, View, count, size
 from trainshed.cli.parameters import Whole
 from trainshed.cli.session import Session, interactive, json_option, quiet_option
 
@@ -206,7 +205,7 @@ def _list(noun: str, door: Door) -> click.Command:
     def command(session: Session, *, q: str | None, limit: int, cursor: str | None, quiet: bool) -> None:
         with session.client() as client:
             page = door(client).list(limit=limit, cursor=cursor, q=q)
-        shown = [views.ids("name")] if quiet else [_listing(noun), *views.more(page.raw)]
+        shown = [_ids("name")] if quiet else [_listing(noun), *_more(page.raw)]
         session.show(page.raw, *shown)
 
     return command
@@ -238,7 +237,7 @@ def _versions(noun: str, door: Door) -> click.Command:
     def command(session: Session, name: str, *, limit: int, cursor: str | None, quiet: bool) -> None:
         with session.client() as client, suggestions(session, door(client), name):
             page = door(client).versions(name, limit=limit, cursor=cursor)
-        session.show(page.raw, *([views.ids("uri")] if quiet else [VERSIONS, *views.more(page.raw)]))
+        session.show(page.raw, *([_ids("uri")] if quiet else [VERSIONS, *_more(page.raw)]))
 
     return command
 
@@ -265,7 +264,7 @@ def _files(noun: str, door: Door) -> click.Command:
                 sys.stdout.buffer.flush()
                 return
             page = door(client).files(name, limit=limit, cursor=cursor)
-        session.show(page.raw, FILES, *views.more(page.raw))
+        session.show(page.raw, FILES, *_more(page.raw))
 
     return command
 
@@ -374,7 +373,19 @@ def approved(session: Session, *, limit: int, cursor: str | None) -> None:
     """List the Plugins that were approved or revoked on this deployment."""
     with session.client() as client:
         page = client.plugins.approvals(limit=limit, cursor=cursor)
-    session.show(page.raw, APPROVALS, *views.more(page.raw))
+    session.show(page.raw, APPROVALS, *_more(page.raw))
+
+
+def _ids(key: str) -> View:
+    from trainshed.cli import views  # noqa: PLC0415 - not for publishing, which is to be quick
+
+    return views.ids(key)
+
+
+def _more(document: Mapping[str, Any]) -> list[View]:
+    from trainshed.cli import views  # noqa: PLC0415 - as above
+
+    return list(views.more(document))
 
 
 @contextlib.contextmanager

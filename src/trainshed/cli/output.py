@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from trainshed.cli.tables import Shape, lay_out
-
 Pick = str | Callable[[Mapping[str, Any]], Any]
 """What a cell shows: a key (``a.b`` goes deeper) or a function of the row."""
 _MINUTE = 60
@@ -190,6 +188,8 @@ def _draw_fields(document: Mapping[str, Any], fields: Sequence[tuple[str, Pick]]
 
 
 def _draw_table(rows: Sequence[Mapping[str, Any]], table: Table) -> None:
+    from trainshed.cli.tables import Shape, lay_out  # noqa: PLC0415 - most commands draw none
+
     if not rows:
         sys.stdout.write(table.empty + "\n")
         return

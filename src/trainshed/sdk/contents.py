@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,6 +172,8 @@ class Contents:
         parallel: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
+        from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # noqa: PLC0415 - downloads only
+
         from trainshed.sdk.download import Source, check_names, fetch_file  # noqa: PLC0415 - downloads only
 
         check_names(file.path for file in files)

@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from trainshed.sdk import embedded
 from trainshed.sdk.errors import ConfigurationError
 from trainshed.sdk.home import Home, find_home, read_private, write_private
 
@@ -137,11 +136,15 @@ def remove_login(home: Home) -> bool:
 
 def running_embedded(home: Home) -> Connection | None:
     """This user's embedded server as it runs now, or ``None``. Starts nothing."""
+    from trainshed.sdk import embedded  # noqa: PLC0415 - not where an address is given
+
     server = embedded.find(home)
     return None if server is None else Connection(server.url, embedded.owner_key(home), None, "embedded")
 
 
 def _embedded(home: Home, key: str | None, project: str | None, *, start: bool) -> Connection:
+    from trainshed.sdk import embedded  # noqa: PLC0415 - not where an address is given
+
     server = embedded.ensure(home) if start else embedded.find(home)
     if server is None:
         raise ConfigurationError(

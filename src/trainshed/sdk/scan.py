@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -109,11 +110,12 @@ class Tree:
 
     def signature(self) -> str:
         """The same for two looks only if no file was written, replaced, added, removed or renamed between."""
-        lines = [
-            f"{path}\0{i.st_size},{i.st_mtime_ns},{i.st_ctime_ns},{i.st_ino},{i.st_mode}\n"
-            for path, _, i in self.entries
-        ]
-        return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+        numbers = array("q")
+        for _, _, info in self.entries:
+            numbers.extend((info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_mode))
+        # A path holds no NUL, so that this is one way to write all of it down.
+        paths = "\0".join(path for path, _, _ in self.entries).encode("utf-8", "surrogateescape")
+        return hashlib.sha256(numbers.tobytes() + paths).hexdigest()
 
     def check(self) -> None:
         """Refuse what must not be published, with every fault: raises `NotFreezable`."""
@@ -166,13 +168,13 @@ def _walk(tree: Tree, folder: str, prefix: str) -> None:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    path = prefix + entry.name
-                    if entry.name in SKIPPED:
-                        tree.skipped.append(path)
+                    name = entry.name
+                    if name in SKIPPED:
+                        tree.skipped.append(prefix + name)
                     elif entry.is_dir(follow_symlinks=False):
-                        waiting.append((entry.path, f"{path}/"))
+                        waiting.append((entry.path, f"{prefix}{name}/"))
                     else:
-                        _judge(tree, path, entry.path, entry.stat(follow_symlinks=False))
+                        _judge(tree, prefix + name, entry.path, entry.stat(follow_symlinks=False))
         except OSError as error:
             where = prefix.rstrip("/")
             tree.faults.append(FieldFault(_shown(where), _CODE, f"`{_shown(where)}` {_unreadable(error)}"))
