@@ -86,6 +86,7 @@ class Scale:
     log_mib: int = 256
     artifact_mib: int = 256
     dataset_mib: int = 5 * 1024
+    unchanged_files: int = 10_000
     command_runs: int = 15
     sleepers: int = 48
     nodes: int = 1_000
