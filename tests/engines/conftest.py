@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from engines.containers import ImageGround, ImageHarness, image_way, make_ground
+from engines.containers import (
+    PULLED,
+    ImageGround,
+    ImageHarness,
+    image_way,
+    left_containers,
+    left_groups,
+    make_ground,
+)
 from engines.machinery import LocalHarness, each_way
 from support.registry import Registry
+from trainshed.engines.local import ImageSettings, LocalEngine
+from trainshed.jobkit import mounts
 
 
 @pytest.fixture
@@ -26,3 +36,25 @@ def image_ground(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def podman(tmp_path: Path, image_ground: ImageGround) -> Iterator[ImageHarness]:
     yield from image_way(tmp_path, image_ground)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, registry: Registry) -> Iterator[Callable[..., LocalEngine]]:
+    """Makes engines on a folder of the test's own, without an image in it."""
+    del registry  # whoever has it has podman
+    made: list[LocalEngine] = []
+
+    def make(settings: ImageSettings = PULLED) -> LocalEngine:
+        for engine in made:
+            engine.close()
+        made.append(LocalEngine(tmp_path / "engine", images=settings))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+        engine._layout.remove_parents()
+        assert not left_groups(engine.instance)
+    root = tmp_path / "engine"
+    assert not left_containers(root)
+    assert not mounts.mounted_below(str(root))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+import pytest
+
 from engines.conformance import written
 from engines.machinery import LocalHarness
-from support.registry import Registry
-from trainshed.engines import Launch
-from trainshed.engines.local import Isolation, LocalEngine
+from support.registry import Registry, bash_tree
+from trainshed.engines import EngineError, Launch
+from trainshed.engines.local import ImageSettings, Isolation, LocalEngine
 from trainshed.jobkit import cgroups, container, frames, mounts, sandbox
+
+PULLED = ImageSettings(keep_seconds=0, stall_seconds=20)
+VERSION = "#!/bin/bash\necho python 3.11.0\n"
+"""A ``python3`` that does no more than say which it is."""
 
 
 @dataclass(frozen=True)
@@ -109,3 +116,35 @@ def left_containers(root: Path) -> list[str]:
     """What podman still keeps of containers, by their ids."""
     folder = root / "images" / "store" / "overlay-containers"
     return [entry.name for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+
+
+def pushed(registry: Registry, marker: str, tag: str = "1", kind: str = "busybox") -> str:
+    """An image of its own, by digest. It has no Bash; pulling it takes a moment only."""
+    repository = f"team/{kind}-{marker}"
+    return registry.name(
+        repository, digest=registry.push(registry.image(kind, marker=marker), repository, tag)
+    )
+
+
+def built(
+    registry: Registry, name: str, change: Callable[[Path], None], *, python: str = VERSION, **config: str
+) -> str:
+    """A small image of Bash and a script called ``python3`` that was changed, by digest."""
+    tree = registry.folder / f"made-{name}"
+    tree.mkdir()
+    tree.chmod(0o755)
+    bash_tree(tree)
+    if python:
+        (tree / "usr/bin/python3").write_text(python)
+        (tree / "usr/bin/python3").chmod(0o755)
+    change(tree)
+    image = registry.build(name, tree, **config)
+    shutil.rmtree(tree)
+    return registry.name(f"team/{name}", digest=registry.push(image, f"team/{name}", "1"))
+
+
+def refusal(engine: LocalEngine, image: str, said: list[str] | None = None) -> EngineError:
+    progress: list[str] = [] if said is None else said
+    with pytest.raises(EngineError) as refused:
+        engine.prepare(image, progress.append, lambda: False)
+    return refused.value

@@ -113,7 +113,7 @@ class _Watch:
         if now - self._looked < self._every:
             return False
         self._looked = now
-        self.came = max(0, self._downloaded() - self._before)
+        self.came = max(self.came, self._downloaded() - self._before)  # what is unpacked goes from there
         if (self.came, said_bytes) == self._seen:
             return False
         self._moved, self._seen = now, (self.came, said_bytes)

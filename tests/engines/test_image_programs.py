@@ -1,0 +1,298 @@
+"""What a program sees in an image, and that nothing of it is left, whoever is killed and whenever."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engines.conformance import LIMITS, SETTLED, Behaviour, written
+from engines.containers import ImageGround, ImageHarness, built, image_engine, left_containers
+from engines.machinery import LocalHarness
+from support.leftovers import processes_of
+from support.registry import Registry
+from support.waiting import wait_until
+from trainshed.engines import EndedBy, EngineError, Exit, Mount, Phase
+from trainshed.engines.local import DEFAULT_USER
+from trainshed.jobkit import frames
+from trainshed.model.resources import Gpu
+
+
+def run(harness: LocalHarness, text: str, **settings: object) -> Exit:
+    harness.engine.launch(harness.shell("attempt-1", text, **settings))
+    observation = harness.until("attempt-1", SETTLED)
+    assert observation.phase is Phase.EXITED
+    assert observation.exit is not None
+    return observation.exit
+
+
+def output(harness: LocalHarness, stream: int = frames.STDOUT) -> str:
+    return written(harness.engine.logs("attempt-1").frames, stream).decode()
+
+
+# What a program sees
+
+
+def test_E43_a_tag_that_moved_changes_nothing_for_who_was_frozen_before(
+    podman: ImageHarness, registry: Registry
+) -> None:
+    assert run(podman, "cat /marker").code == 0
+    registry.push(registry.image("busybox", marker="moved"), "team/python", "1")
+    assert registry.digest("team/python", "1") not in podman.image
+    podman.engine.launch(podman.shell("attempt-2", "cat /marker"))
+    podman.until("attempt-2", SETTLED)
+    assert output(podman) == written(podman.engine.logs("attempt-2").frames).decode() == "of the image"
+
+
+def test_a_program_sees_the_image_and_its_own_folders_and_nothing_of_the_machine(
+    podman: ImageHarness,
+) -> None:
+    text = (
+        "pwd; id -u; echo $PATH; echo $HOME; ls /marker; ls /work /data 2>/dev/null; echo one > /root/one;"
+        " echo two > /tmp/two; echo three > /var/tmp/three; echo four > four; ls /proc/1/root 2>&1 | head -1"
+    )
+    assert run(podman, text).code == 0
+    first = output(podman).splitlines()
+    assert first[:5] == [
+        "/run/work",
+        "0",
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "/root",
+        "/marker",
+    ]
+    assert (podman.engine.work_directory("attempt-1") / "four").read_text() == "four\n"
+    assert sorted(each.name for each in (podman.folder("attempt-1") / "tmp").iterdir()) == ["three", "two"]
+
+
+def test_what_a_program_changes_in_the_image_is_gone_with_it(podman: ImageHarness) -> None:
+    assert run(podman, "echo changed > /root/mine; rm /bin/uname").code == 0
+    podman.engine.launch(podman.shell("attempt-2", "ls /root/mine /bin/uname"))
+    podman.until("attempt-2", SETTLED)
+    assert written(podman.engine.logs("attempt-2").frames) == b"/bin/uname\n"
+
+
+def test_what_a_program_writes_into_the_image_counts_as_its_disk(podman: ImageHarness) -> None:
+    text = "i=0; while :; do dd if=/dev/zero of=/root/$((i++)) bs=1M count=4 status=none; sleep 0.02; done"
+    exit_ = run(podman, text, limits=replace(LIMITS, storage_mb=40))
+    assert exit_.ended_by is EndedBy.DISK
+
+
+def test_the_images_own_start_is_not_run_and_its_variables_and_volumes_hold(
+    podman: ImageHarness, registry: Registry
+) -> None:
+    def change(tree: Path) -> None:
+        (tree / "start").write_text("#!/bin/bash\necho started by the image\n")
+        (tree / "start").chmod(0o755)
+        (tree / "volume").mkdir()
+
+    image = built(
+        registry, "with-start", change, entrypoint='["/start"]', env="OF_THE_IMAGE=yes", volume="/volume"
+    )
+    podman.engine.prepare(image, lambda _sentence: None, lambda: False)
+    text = (
+        'echo "$OF_THE_IMAGE"; echo x > /volume/file; '
+        "while read -r line; do case $line in */volume*) echo mounted;; esac; done < /proc/self/mountinfo"
+    )
+    podman.image = image
+    podman.engine.launch(podman.program("attempt-1", ["bash", "-c", text]))
+    podman.until("attempt-1", SETTLED)
+    assert (output(podman), output(podman, frames.STDERR)) == ("yes\n", "")
+
+
+def test_a_program_in_an_image_has_no_privileges(podman: ImageHarness) -> None:
+    text = """
+import ctypes, os, re
+status = open("/proc/self/status").read()
+print(re.findall(r"Cap(?:Prm|Eff|Bnd|Amb):\\s+(\\w+)", status), re.search(r"NoNewPrivs:\\s+(\\d)", status)[1])
+libc = ctypes.CDLL(None, use_errno=True)
+def tried(name, *arguments):
+    ctypes.set_errno(0)
+    print(name, getattr(libc, name)(*arguments), ctypes.get_errno())
+tried("unshare", 0x10000000)
+tried("mount", b"none", b"/root", b"tmpfs", 0, None)
+tried("setns", os.open("/proc/self/ns/mnt", os.O_RDONLY), 0)
+tried("syscall", 425, 1, None)
+tried("syscall", 250, 0, 0, 0)
+for path in ("/etc/hosts", "/etc/resolv.conf", "/etc/hostname", "/proc/sysrq-trigger"):
+    try:
+        open(path, "w")
+        print("opened", path)
+    except OSError:
+        pass
+os.kill(1, 9)
+print("alone" if all(int(name) < 100 for name in os.listdir("/proc") if name.isdigit()) else "not alone")
+"""
+    launch = podman.python("attempt-1", text)
+    podman.engine.launch(launch)
+    exit_ = podman.until("attempt-1", SETTLED).exit
+    assert exit_ is not None
+    assert exit_.code == 0, output(podman, frames.STDERR)
+    lines = output(podman).splitlines()
+    assert lines[0] == f"{['0' * 16] * 4} 1"
+    assert lines[1:6] == [
+        "unshare -1 1",
+        "mount -1 1",
+        "setns -1 1",
+        "syscall -1 1",
+        "syscall -1 1",
+    ]
+    assert lines[6:] == ["alone"]
+
+
+def test_a_device_file_of_an_image_is_of_no_use(podman: ImageHarness, registry: Registry) -> None:
+    disk = Path("/").stat().st_dev
+
+    def change(tree: Path) -> None:
+        os.mknod(tree / "disk", stat.S_IFBLK | 0o666, disk)
+        os.mknod(tree / "memory", stat.S_IFCHR | 0o666, os.makedev(1, 1))
+
+    podman.image = built(registry, "with-devices", change)
+    podman.engine.prepare(podman.image, lambda _sentence: None, lambda: False)
+    text = "[ -b /disk ] && echo disk; [ -c /memory ] && echo memory; : < /disk; : < /memory"
+    podman.engine.launch(podman.program("attempt-1", ["bash", "-c", text]))
+    podman.until("attempt-1", SETTLED)
+    assert output(podman) == "disk\nmemory\n"
+    assert output(podman, frames.STDERR).count("Permission denied") == 2
+
+
+def test_C12_a_mount_in_an_image_is_also_where_it_is_asked_for(podman: ImageHarness, tmp_path: Path) -> None:
+    source = tmp_path / 'odd, name: "a=b"'
+    source.mkdir()
+    (source / "x").write_text("bytes")
+    launch = replace(
+        podman.shell("attempt-1", 'cat "$DATA/x" /volume/data/x; echo y > /volume/data/y'),
+        mounts=(Mount(source, "inputs/data", target="/volume/data"),),
+        paths={"DATA": "inputs/data"},
+    )
+    podman.engine.launch(launch)
+    podman.until("attempt-1", SETTLED)
+    assert output(podman) == "bytesbytes"
+    assert "Read-only file system" in output(podman, frames.STDERR)
+    assert [each.name for each in source.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_the_network_is_the_machines_unless_trials_are_isolated(
+    tmp_path: Path, image_ground: ImageGround, *, isolated: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with image_engine(tmp_path, image_ground, isolated=isolated) as harness:
+            exit_ = run(harness, f"id -u; echo $HOME; : < /dev/tcp/127.0.0.1/{port}; echo mine > file")
+            user, home = ("0", "/root") if not isolated or os.geteuid() else (str(DEFAULT_USER), "/tmp")
+            assert output(harness).splitlines() == [user, home]
+            refused = "Connection refused" in output(harness, frames.STDERR)
+            assert (exit_.code, refused) == (0, isolated)
+            assert (harness.engine.work_directory("attempt-1") / "file").read_text() == "mine\n"
+
+
+# Crashes, and that nothing is left
+
+
+@pytest.mark.parametrize("window", ["runtime.txt", "monitor.pid", "keeper.pid", "started.json"])
+def test_P3_a_shim_killed_while_its_container_is_made_starts_user_code_at_most_once(
+    podman: ImageHarness, window: str
+) -> None:
+    launch = podman.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED)
+    podman.engine.launch(launch)
+    wait_until((podman.folder("attempt-1") / window).exists)
+    podman.lose("attempt-1")
+    wait_until(lambda: podman.processes("attempt-1") == set(), what="the end of what the shim left")
+    started = (podman.folder("attempt-1") / "started.json").exists()
+    assert podman.observe("attempt-1").phase is (Phase.LOST if started else Phase.PREPARING)
+    podman.reopen()
+    podman.engine.launch(launch)
+    if not started:
+        podman.running("attempt-1")
+    assert podman.engine.release("attempt-1").confirmed
+    assert podman.starts("attempt-1") <= 1
+    assert left_containers(podman.root) == []
+
+
+def test_a_stop_while_the_container_is_made_means_that_it_never_starts(podman: ImageHarness) -> None:
+    podman.engine.launch(podman.launch("attempt-1", Behaviour.SUCCEEDS))
+    wait_until((podman.folder("attempt-1") / "runtime.txt").exists)
+    podman.engine.stop("attempt-1")
+    observation = podman.until("attempt-1", SETTLED)
+    assert observation.exit is not None
+    assert observation.exit.ended_by in {EndedBy.STOP, EndedBy.EXIT}
+    assert podman.starts("attempt-1") == (observation.started_at is not None)
+    release = podman.engine.release("attempt-1")
+    assert (release.confirmed, release.checks["container"]) == (True, "removed")
+
+
+def test_P6_a_container_whose_folder_is_gone_is_found_by_its_label(podman: ImageHarness) -> None:
+    podman.engine.launch(podman.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
+    podman.running("attempt-1")
+    podman.lose("attempt-1")
+    wait_until(lambda: podman.processes("attempt-1") == set())
+    path = podman.folder("attempt-1")
+    path.rename(podman.path / "elsewhere")
+    podman.reopen()
+    assert list(podman.engine.sweep({"other"})) == ["attempt-1"]
+    assert left_containers(podman.root) == []
+    assert list(podman.engine.sweep({"other"})) == []
+
+
+def test_a_try_of_a_server_that_was_killed_is_removed(podman: ImageHarness) -> None:
+    containers = podman.engine._containers
+    command = containers.runtime.starting(
+        replace(containers._template(".check-left"), image=(podman.image,)), podman.path
+    ).commands[0]
+    subprocess.run(command, env=dict(containers.runtime.environment), check=True, capture_output=True)
+    assert left_containers(podman.root)
+    assert list(podman.engine.sweep(())) == []
+    assert left_containers(podman.root) == []
+
+
+def test_a_container_that_the_runtime_does_not_remove_keeps_the_attempt_unreleased(
+    podman: ImageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podman.run("attempt-1", Behaviour.SUCCEEDS)
+    with monkeypatch.context() as broken:
+        broken.setattr(podman.engine._containers.runtime, "remove", lambda _name: "it hangs")
+        release = podman.engine.release("attempt-1")
+        assert not release.confirmed
+        assert release.checks["container"] == "not removed: it hangs"
+        assert podman.engine.work_directory("attempt-1").is_dir()
+        with pytest.raises(EngineError, match="it hangs"):
+            podman.engine.forget("attempt-1")
+    assert podman.engine.release("attempt-1").confirmed
+
+
+def test_every_program_of_a_container_ends_with_the_attempt(podman: ImageHarness) -> None:
+    text = "(trap '' TERM; setsid sleep 1000 & ) ; echo going; exec sleep 1000"
+    podman.engine.launch(podman.shell("attempt-1", text))
+    podman.running("attempt-1")
+    release = podman.engine.release("attempt-1")
+    assert release.confirmed
+    assert podman.processes("attempt-1") == set()
+    assert not [line for line in processes_of(podman.root) if "conmon" in line]
+
+
+def test_programs_that_lost_their_parent_are_collected(podman: ImageHarness) -> None:
+    text = (
+        "for i in 1 2 3 4 5; do (sleep 0 & ); done; sleep 0.3; cat /proc/[0-9]*/stat | grep -c ') Z ' ; true"
+    )
+    assert run(podman, text).code == 0
+    assert output(podman) == "0\n"
+
+
+def test_real_gpus_without_a_specification_are_said_to_be_missing(
+    podman: ImageHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainshed.engines.local.containers.CDI_FOLDERS", (tmp_path / "cdi",))
+    real = Gpu(index=3, model="H100", uuid="GPU-3", memory_mb=81_920)
+    launch = replace(podman.launch("attempt-1", Behaviour.SUCCEEDS), gpus=(real,))
+    with pytest.raises(EngineError, match="no CDI specification"):
+        podman.engine.launch(launch)
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "cdi" / "nvidia.yaml").touch()
+    box = podman.engine._container(launch, [])
+    assert box is not None
+    assert "--device=nvidia.com/gpu=3" in box["commands"][0]
