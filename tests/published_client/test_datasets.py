@@ -73,7 +73,9 @@ def test_b9_a_dataset_its_revisions_and_tasks_are_read(client, published):
     tasks = client.el("dataset", "task", "list", "b9/envs", "1.0", "--json").json["items"]
     assert [task["task_id"] for task in tasks] == [f"tasks/{name}" for name in ("a1", "a2", "b1", "b2")]
     assert "tasks/a1" in client.el("dataset", "task", "list", "b9/envs", "1.0").out
-    client.el("dataset", "get", "b9/none", expect=1)
+    assert "DATASET_NOT_FOUND" in client.el("dataset", "get", "b9/none", expect=1).err
+    unknown = client.el("dataset", "revision", "get", "b9/words", "9", expect=1)
+    assert "DATASET_REVISION_NOT_FOUND" in unknown.err
 
 
 def test_b9_the_sdk_reads_the_same_and_pins_a_version_by_its_label(client, published):

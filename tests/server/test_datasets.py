@@ -94,6 +94,7 @@ def test_b9_a_dataset_its_versions_and_tasks_are_read_by_encoded_name(site: Site
 
 
 def test_b9_data_has_no_tasks_and_unknown_names_are_not_found(site: Site):
+    site.add_project("other")
     publish(site, "team/words", {"a/task.toml": b""}, version="1")
     assert site.get(path("team/words", "versions", "1", "tasks")).json()["items"] == []
     for answer in (
@@ -101,8 +102,14 @@ def test_b9_data_has_no_tasks_and_unknown_names_are_not_found(site: Site):
         site.get("/v1/datasets/***"),
         site.get(f"/v1/datasets/{base64.urlsafe_b64encode(bytes([255])).decode()}"),
         site.get(path("a\0b")),
+        site.get(path("team/none", "versions")),
+        site.get(path("team/none", "versions", "1")),
+        site.get(path("team/words", "versions"), key=site.add_key("other")),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (404, "DATASET_NOT_FOUND"), answer.url
+    for answer in (
         site.get(path("team/words", "versions", "2")),
         site.get(path("team/words", "versions", "2", "tasks")),
-        site.get(path("team/none", "versions")),
+        site.get(path("team/words", "versions", "a%00b")),
     ):
-        assert (answer.status_code, answer.json()["code"]) == (404, "CONTENT_NOT_FOUND"), answer.url
+        assert (answer.status_code, answer.json()["code"]) == (404, "DATASET_REVISION_NOT_FOUND"), answer.url

@@ -51,6 +51,8 @@ CODES: Mapping[str, Code] = {
         Code("CHECKPOINT_NOT_FOUND", 404, "List Checkpoints with `trainshed checkpoint list`."),
         Code("BLOB_NOT_FOUND", 404, "Upload the blob first."),
         Code("CONTENT_NOT_FOUND", 404, "List what you may read with `trainshed dataset list` and the like."),
+        Code("DATASET_NOT_FOUND", 404, "List what you may read with `trainshed dataset list`."),
+        Code("DATASET_REVISION_NOT_FOUND", 404, "List its versions with `trainshed dataset versions`."),
         Code("NOT_FOUND", 404, "See /openapi.json for the paths served."),
         Code("INVALID_JOB_TYPE", 422, "Use type `train`."),
         Code(
@@ -100,7 +102,11 @@ CODES: Mapping[str, Code] = {
         Code("UPLOAD_OFFSET_MISMATCH", 409, "Go on from the offset in the answer."),
         Code("UNSUPPORTED_RESUME", 422, "Choose a Runner that declares [checkpoints] resume = true."),
         Code("INVALID_PROFILE", 422, "Correct what is named; the faults say where it stands."),
-        Code("PROFILE_RUNNER_UNSUPPORTED", 422, "Choose a Runner that declares what the profile needs, or leave it out."),
+        Code(
+            "PROFILE_RUNNER_UNSUPPORTED",
+            422,
+            "Choose a Runner that declares what the profile needs, or leave it out.",
+        ),
         Code("PROFILE_HASH_MISMATCH", 409, "Use the digest of the published manifest."),
         Code("PROFILE_ARCHIVED", 409, "Name a version that was not withdrawn."),
         Code("JOB_ACTION_UNSUPPORTED", 409, "Train jobs can be stopped, not paused or resumed."),

@@ -17,9 +17,7 @@ from trainshed.model.splits import SPLIT_WORDS
 from trainshed.server.content_views import (
     READ,
     TEXT,
-    UNKNOWN,
     listed,
-    not_found,
     one_listed,
     readable_version,
     stored_tree,
@@ -32,12 +30,15 @@ from trainshed.server.shapes import datasets as shapes
 from trainshed.server.shapes.common import Page, iso
 from trainshed.store import contents as store
 from trainshed.store.contents import Listed
+from trainshed.store.database import Connection
 from trainshed.store.records import ContentVersion
 
 routes = Routes("datasets")
 
 TASK_FILE = "task.toml"
 _KIND = ContentKind.DATASETS
+_UNKNOWN = ("DATASET_NOT_FOUND",)
+_UNKNOWN_VERSION = ("DATASET_NOT_FOUND", "DATASET_REVISION_NOT_FOUND")
 _SCANNED_FILES = 2_000
 _TYPE = Param(
     "type",
@@ -46,7 +47,7 @@ _TYPE = Param(
     refuses=("INVALID_SPEC",),
 )
 _VERSION = Param(
-    "version", {"type": "string"}, "Only the version of this label.", refuses=("CONTENT_NOT_FOUND",)
+    "version", {"type": "string"}, "Only the version of this label.", refuses=("DATASET_REVISION_NOT_FOUND",)
 )
 
 
@@ -70,12 +71,12 @@ def list_datasets(call: Call) -> shapes.DatasetPage:
 
 @routes.get(
     "/{encoded_name}",
-    Operation("Read a Dataset", answer=shapes.DatasetDetail, any_of=READ, refuses=UNKNOWN),
+    Operation("Read a Dataset", answer=shapes.DatasetDetail, any_of=READ, refuses=_UNKNOWN),
 )
 def read_dataset(call: Call, encoded_name: str) -> shapes.DatasetDetail:
     """With the configs and splits of its newest version."""
     with call.services.database.read() as connection:
-        row = one_listed(call, connection, _KIND, _name(encoded_name))
+        row = _readable(call, connection, _name(encoded_name))
     about = json.loads(row.newest.about)
     return shapes.DatasetDetail(
         **_values(row),
@@ -94,17 +95,17 @@ def read_dataset(call: Call, encoded_name: str) -> shapes.DatasetDetail:
         answer=Page[shapes.DatasetVersion],
         any_of=READ,
         params=(CURSOR, LIMIT, _VERSION),
-        refuses=UNKNOWN,
+        refuses=_UNKNOWN,
     ),
 )
 def list_dataset_versions(call: Call, encoded_name: str) -> Page[shapes.DatasetVersion]:
     """With `version` at most the one of that label."""
     name = _name(encoded_name)
     label = call.query.get("version")
-    if label is None:
-        return version_page(call, _KIND, name, show=_version_item)
     with call.services.database.read() as connection:
-        one_listed(call, connection, _KIND, name)
+        _readable(call, connection, name)
+        if label is None:
+            return version_page(call, _KIND, name, show=_version_item)
         found = store.find_version(connection, _KIND, name, label)
     items = [found] if found is not None and found.withdrawn_at is None and found.version == label else []
     return Page[shapes.DatasetVersion](items=[_version_item(each) for each in items])
@@ -113,13 +114,16 @@ def list_dataset_versions(call: Call, encoded_name: str) -> Page[shapes.DatasetV
 @routes.get(
     "/{encoded_name}/versions/{version}",
     Operation(
-        "Read a version of a Dataset", answer=shapes.DatasetVersionDetail, any_of=READ, refuses=UNKNOWN
+        "Read a version of a Dataset",
+        answer=shapes.DatasetVersionDetail,
+        any_of=READ,
+        refuses=_UNKNOWN_VERSION,
     ),
 )
 def read_dataset_version(call: Call, encoded_name: str, version: str) -> shapes.DatasetVersionDetail:
     """By its label or its manifest's digest."""
     with call.services.database.read() as connection:
-        found, _ = readable_version(call, connection, _KIND, _name(encoded_name), version)
+        found = _version(call, connection, _name(encoded_name), version)
     about = json.loads(found.about)
     return shapes.DatasetVersionDetail(
         name=found.name,
@@ -141,7 +145,7 @@ def read_dataset_version(call: Call, encoded_name: str, version: str) -> shapes.
         answer=Page[shapes.DatasetTask],
         any_of=READ,
         params=(CURSOR, LIMIT),
-        refuses=(*UNKNOWN, "STORAGE_UNAVAILABLE"),
+        refuses=(*_UNKNOWN_VERSION, "STORAGE_UNAVAILABLE"),
     ),
 )
 def list_tasks(call: Call, encoded_name: str, version: str) -> Page[shapes.DatasetTask]:
@@ -151,7 +155,7 @@ def list_tasks(call: Call, encoded_name: str, version: str) -> Page[shapes.Datas
     """
     limit = page_limit(call.query)
     with call.services.database.read() as connection:
-        found, _ = readable_version(call, connection, _KIND, _name(encoded_name), version)
+        found = _version(call, connection, _name(encoded_name), version)
     use = f"tasks:{found.manifest_sha256}"
     offset = open_cursor(call.services.seal, use, call.query)
     if json.loads(found.about)["type"] != "environment":
@@ -182,15 +186,32 @@ def _tasks(tree: StoredTree, offset: int | None, limit: int) -> tuple[list[str],
             return found, offset
 
 
+def _readable(call: Call, connection: Connection, name: str) -> Listed:
+    """The Dataset; its codes are those that the published client prints by name."""
+    try:
+        return one_listed(call, connection, _KIND, name)
+    except Refusal as refusal:
+        raise Refusal.of("DATASET_NOT_FOUND", refusal.message, path="name") from None
+
+
+def _version(call: Call, connection: Connection, name: str, ref: str) -> ContentVersion:
+    _readable(call, connection, name)
+    try:
+        return readable_version(call, connection, _KIND, name, ref)[0]
+    except Refusal as refusal:
+        raise Refusal.of("DATASET_REVISION_NOT_FOUND", refusal.message, path="version") from None
+
+
 def _name(encoded: str) -> str:
-    """The name in URL-safe base64; raises `Refusal` ``CONTENT_NOT_FOUND``."""
+    """The name in URL-safe base64; raises `Refusal` ``DATASET_NOT_FOUND``."""
     try:
         raw = base64.b64decode(encoded.encode("ascii") + b"=" * (-len(encoded) % 4), b"-_", validate=True)
         name = raw.decode()
     except (UnicodeError, binascii.Error):
         name = ""
     if not name or "\0" in name:
-        raise not_found("the name is not URL-safe base64 without padding")
+        said = "the name is not URL-safe base64 without padding"
+        raise Refusal.of("DATASET_NOT_FOUND", said, path="name")
     return name
 
 
