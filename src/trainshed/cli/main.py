@@ -34,6 +34,7 @@ COMMANDS = {
         f"{_HERE}.content_kinds:plugin",
         "Publish and fetch Plugins, and decide which are allowed.",
     ),
+    "content": (f"{_HERE}.content:content", "Look after what is stored: usage, garbage, damage."),
     "login": (f"{_HERE}.login:login", "Check a key and save it for later commands."),
     "logout": (f"{_HERE}.login:logout", "Forget the saved login."),
     "whoami": (f"{_HERE}.login:whoami", "Show which server and which key are in use."),

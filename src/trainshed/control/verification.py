@@ -24,7 +24,7 @@ from trainshed.store.holders import Holders, Scope
 
 _AT_ONCE = 500
 _TELL_SECONDS = 0.5
-_CHUNK_BYTES = 1 << 20
+_SMALLEST_PIECE, _LARGEST_PIECE = 64 << 10, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,11 @@ class Pace:
 
     def __post_init__(self) -> None:
         self._begun = self.clock()
+
+    @property
+    def piece_bytes(self) -> int:
+        """How much is read at once, so that a slow pace is kept within a second or so."""
+        return int(min(_LARGEST_PIECE, max(_SMALLEST_PIECE, self.bytes_per_second / 4)))
 
     def count(self, size: int) -> None:
         """``size`` bytes were read."""
@@ -141,7 +146,7 @@ class Verification:
         try:
             with self._blobs.open(sha256) as reader:
                 _forget_cached(reader)
-                for piece in reader.chunks(_CHUNK_BYTES):
+                for piece in reader.chunks(self._pace.piece_bytes):
                     digest.update(piece)
                     done += len(piece)
                     self._pace.count(len(piece))
@@ -188,7 +193,9 @@ class Verification:
             held = holders.held_by(connection, sha256)
         if lacking := sorted(said.keys() - held.keys()):
             return f"{len(lacking)} of its files are not kept, {lacking[0]} for one"
-        wrong = sorted(name for name, size in said.items() if held[name] not in {None, size})
+        if absent := sorted(name for name in said if held[name] is None):
+            return f"{len(absent)} of its files are not stored, {absent[0]} for one"
+        wrong = sorted(name for name, size in said.items() if held[name] != size)
         if wrong:
             return f"{len(wrong)} of its files are recorded with another size, {wrong[0]} for one"
         return None
@@ -219,14 +226,13 @@ def advice_for(problem: str, affected: Holders) -> str:
     """What to do about a damage, in a sentence."""
     if not affected.any:
         return "Nothing needs it; it will be collected."
+    named = next(iter([*affected.versions.shown, *affected.revisions.shown]), "what needs it")
     if problem == "manifest":
-        return "Publish what is named again; if it stays, restore the database from a backup."
+        return f"Publish {named} again; if it stays so, restore the database from a backup."
     if affected.can_be_published_again:
-        named = [*affected.versions.shown, *affected.revisions.shown][0]
-        again = f"publish {named} again from its source, which sends what is missing"
-        if problem == "missing":
-            return f"{again[0].upper()}{again[1:]}."
-        return f"Take the damaged copy out with --repair, then {again}."
+        return (
+            f"Verify with --repair, then publish {named} again from its source, which sends what is missing."
+        )
     if affected.jobs.count:
         job = affected.jobs.shown[0]
         return f"Only a program produced it. Restore it from a backup, or run it again: job rerun {job}."
@@ -246,28 +252,31 @@ def _forget_cached(reader: BlobReader) -> None:
 def take_out(database: Database, blobs: BlobStore, sha256: str, clock: Callable[[], float]) -> bool:
     """Remove the bytes of a blob if they are damaged, so that publishing sends them; whether they were.
 
-    The row stays: what needs the blob keeps it, and whoever asks is told that it is missing. Nobody can store
-    it meanwhile. Raises `Refusal` ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``, ``RESOURCE_IN_USE`` where a
+    Its row goes with them: whoever publishes what holds it is told that it is missing. Nobody can store it
+    meanwhile. Raises `Refusal` ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``, ``RESOURCE_IN_USE`` where a
     program produced it and nobody could send it again, and what the store raises.
     """
     with database.read() as connection:
-        if not holders.still_recorded(connection, sha256):
-            raise Refusal.of("BLOB_NOT_FOUND", f"there is no blob {sha256}", path="sha256")
+        recorded = holders.still_recorded(connection, sha256)
         affected = holders.holders_of(connection, sha256)
+    if not recorded and not affected.any:
+        raise Refusal.of("BLOB_NOT_FOUND", f"there is no blob {sha256}", path="sha256")
     if affected.any and not affected.can_be_published_again:
         said = "a program produced it, so nobody could send it again; restore it from a backup"
         raise Refusal.of("RESOURCE_IN_USE", said, path="sha256")
+    if not recorded:
+        return True
     mark = clock()
     if not database.write(lambda c: holders.seize(c, sha256, at=mark)):
         raise Refusal.of("BLOB_BEING_DELETED", f"blob {sha256} is being removed", path="sha256")
+    damaged = False
     try:
-        try:
-            blobs.verify(sha256)
-        except BlobNotFound:
-            return True
-        except DigestMismatch:
-            blobs.delete(sha256)
-            return True
-        return False
+        blobs.verify(sha256)
+    except BlobNotFound:
+        damaged = True
+    except DigestMismatch:
+        damaged = blobs.delete(sha256) or True
     finally:
-        database.write(lambda c: holders.release(c, sha256, mark=mark))
+        gone = damaged
+        database.write(lambda c: holders.release(c, sha256, mark=mark, gone=gone))
+    return damaged

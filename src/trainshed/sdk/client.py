@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainshed.sdk.contents import Contents, Plugins
     from trainshed.sdk.jobs import Jobs, TrainingJobs
     from trainshed.sdk.runners import Runners
+    from trainshed.sdk.stored_content import StoredContent
     from trainshed.sdk.trials import Trials
 
 DEFAULT_TIMEOUT_SECONDS = 30.0
@@ -147,6 +148,13 @@ class Client:
         from trainshed.sdk.admin import Keys  # noqa: PLC0415 - only what is used is imported
 
         return Keys(self._transport)
+
+    @cached_property
+    def content(self) -> StoredContent:
+        """Administration of what is stored: usage, garbage, damage."""
+        from trainshed.sdk.stored_content import StoredContent  # noqa: PLC0415 - only what is used is imported
+
+        return StoredContent(self._transport)
 
     @property
     def connection(self) -> Connection:

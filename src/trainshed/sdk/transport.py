@@ -177,12 +177,20 @@ class Transport:
         return self._repeat(once, safe=safe, deadline=deadline)
 
     @contextlib.contextmanager
-    def stream(self, path: str, *, start: int = 0, etag: str | None = None) -> Iterator[ByteAnswer]:
+    def stream(
+        self,
+        path: str,
+        *,
+        start: int = 0,
+        etag: str | None = None,
+        further: Mapping[str, str] | None = None,
+    ) -> Iterator[ByteAnswer]:
         """The raw bytes of one resource from ``start`` on; one try, no repetition.
 
-        ``etag`` guards a range: if the resource has changed, the answer begins at zero again.
+        ``etag`` guards a range: if the resource has changed, the answer begins at zero again. ``further``
+        are headers.
         """
-        headers = {"Accept-Encoding": "identity"}
+        headers = {"Accept-Encoding": "identity", **(further or {})}
         if start:
             headers["Range"] = f"bytes={start}-"
             if etag:

@@ -68,6 +68,9 @@ def publish(
         known = contents.same_manifest(connection, kind, wanted.manifest_sha256)
         if known is not None and kind is ContentKind.RECIPES:
             _check_dependencies(connection, principal, recipe_from_about(json.loads(known[0].about)))
+        if known is not None and (absent := contents.absent_blobs(connection, wanted.manifest_sha256)):
+            # It was published, and damaged copies were taken out since.
+            raise _missing(absent, len(absent), "some of its blobs are not stored any more; send them again")
         if known is None and wanted.bytes is not None:
             holder = holder_of(connection, principal, name)
             check_quota(connection, holder, wanted.manifest_sha256, wanted.bytes)

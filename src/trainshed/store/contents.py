@@ -160,6 +160,12 @@ _COUNT_USABLE = (
     .select_from(manifest_blobs.join(blobs, blobs.c.sha256 == manifest_blobs.c.sha256))
     .where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"), blobs.c.deleting_at.is_(None))
 )
+_ABSENT = (
+    select(manifest_blobs.c.sha256)
+    .outerjoin(blobs, and_(blobs.c.sha256 == manifest_blobs.c.sha256, blobs.c.deleting_at.is_(None)))
+    .where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"), blobs.c.sha256.is_(None))
+    .limit(SHOWN_MISSING)
+)
 _MANIFEST_BYTES = select(manifests.c.size).where(
     manifests.c.sha256 == bindparam("manifest"), manifests.c.let_go_at.is_(None)
 )
@@ -337,6 +343,12 @@ def hold_manifest(connection: Connection, release: Release, *, at: float) -> Non
             missing=missing,
         )
     raise _being_removed(release)
+
+
+def absent_blobs(connection: Connection, manifest_sha256: str) -> list[str]:
+    """Some of the blobs of a manifest that are not recorded, or are being removed; none if all is well."""
+    asked = {"manifest": manifest_sha256}
+    return sorted(connection.execute(_ABSENT, asked).scalars())
 
 
 def stage(connection: Connection, release: Release, some: Collection[str], *, at: float) -> None:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Select,
     Subquery,
     bindparam,
+    delete,
     func,
     select,
     union,
@@ -268,6 +269,7 @@ _RELEASE = (
     .where(blobs.c.sha256 == _NAME, blobs.c.deleting_at == bindparam("mark"))
     .values(deleting_at=None)
 )
+_DROP = delete(blobs).where(blobs.c.sha256 == _NAME, blobs.c.deleting_at == bindparam("mark"))
 
 
 def seize(connection: Connection, sha256: str, *, at: float) -> bool:
@@ -275,6 +277,9 @@ def seize(connection: Connection, sha256: str, *, at: float) -> bool:
     return connection.execute(_SEIZE, {"name": sha256, "at": at}).rowcount > 0
 
 
-def release(connection: Connection, sha256: str, *, mark: float) -> None:
-    """Take the mark of `seize` back; a collector that found it left does the same."""
-    connection.execute(_RELEASE, {"name": sha256, "mark": mark})
+def release(connection: Connection, sha256: str, *, mark: float, gone: bool) -> None:
+    """Take the mark of `seize` back, or the row away whose bytes are ``gone``.
+
+    A collector that finds a mark left takes it back from a blob that is needed.
+    """
+    connection.execute(_DROP if gone else _RELEASE, {"name": sha256, "mark": mark})

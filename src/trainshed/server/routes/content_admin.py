@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
@@ -41,7 +41,7 @@ DEFAULT_MB_PER_SECOND = 200.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WINDOW = 20_000
 _STEP_SECONDS = 1.0
-_LONGEST_WAIT = 1.0
+_LONGEST_WAIT = 0.5
 _TARGET = Param(
     "target",
     {"type": "string"},
@@ -248,7 +248,8 @@ def _scope(call: Call, target: str | None) -> Scope:
         with call.services.database.read() as connection:
             if holders.manifests_after(connection, Scope(sha256=target), "", 1):
                 return Scope(manifests=(target,))
-            if not holders.still_recorded(connection, target):
+            known = holders.still_recorded(connection, target)
+            if not known and not holders.holders_of(connection, target).any:
                 raise Refusal.of("BLOB_NOT_FOUND", f"there is no blob {target}", path="target")
         return Scope(sha256=target)
     if target.startswith("job_"):
@@ -306,7 +307,8 @@ async def _events(
     call: Call, scope: Scope, place: Place, use: str, rate: float
 ) -> AsyncIterator[Sequence[Message]]:
     services = call.services
-    look = Verification(services.database, services.blobs, scope, Pace(rate, _wait))
+    pace = Pace(rate, lambda seconds: _wait(seconds, lambda: services.watch.stopping))
+    look = Verification(services.database, services.blobs, scope, pace)
     blobs, size = await run_in_threadpool(look.total)
     total = {"total_blobs": blobs, "total_bytes": size}
     with closing(look.run(place)) as steps:
@@ -332,9 +334,11 @@ def _some(steps: Iterator[Step]) -> list[Step] | None:
     return found or None
 
 
-def _wait(seconds: float) -> None:
-    # In small pieces, so that a server that ends does not wait for a slow pace.
-    time.sleep(min(seconds, _LONGEST_WAIT))
+def _wait(seconds: float, stopping: Callable[[], bool]) -> None:
+    """Wait in small pieces, so that a server that ends does not wait for a slow pace."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and not stopping():
+        time.sleep(min(left, _LONGEST_WAIT))
 
 
 def _counts(place: Place, reading: int) -> dict[str, int]:
