@@ -120,7 +120,9 @@ def join(first: int, namespaces: tuple[str, ...]) -> None:
     Where they were made without privileges, the user namespace that owns the others is not always
     the one that its processes end up in; it gives us the right to enter both.
     """
-    fds = [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in namespaces]
+    # Who shares the machine's network has no right to "enter" it without privileges on the machine.
+    others = [name for name in namespaces if _namespace(first, name) != _namespace("self", name)]
+    fds = [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in others]
     users = os.open(f"/proc/{first}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     owner = fcntl.ioctl(fds[0], _NS_GET_USERNS)
     current = os.stat("/proc/self/ns/user").st_ino
@@ -132,3 +134,7 @@ def join(first: int, namespaces: tuple[str, ...]) -> None:
             if group is not fds:
                 current = inode
             os.close(fd)
+
+
+def _namespace(pid: int | str, name: str) -> int:
+    return os.stat(f"/proc/{pid}/ns/{name}").st_ino

@@ -276,6 +276,7 @@ class Containers:
         )
 
     def _box(self, runtime: Runtime, path: Path, wanted: Container) -> dict[str, Any]:
+        runtime.get_ready()
         starting = runtime.starting(wanted, path)
         return {
             "commands": [list(command) for command in starting.commands],

@@ -50,6 +50,9 @@ class Docker:
         )
         return done.stdout.strip() or "docker"
 
+    def get_ready(self) -> None:
+        """The daemon is ready or it is not."""
+
     def starting(self, wanted: Container, folder: Path) -> Starting:
         del folder
         options = [each for each in runtimes.common_options(wanted) if self._takes(each)]

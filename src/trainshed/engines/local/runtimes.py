@@ -112,6 +112,10 @@ class Runtime(Protocol):
 
     def version(self) -> str: ...
 
+    def get_ready(self) -> None:
+        """What must be there before a container is made, and outlive it. Raises `EngineError`."""
+        ...
+
     def starting(self, wanted: Container, folder: Path) -> Starting: ...
 
     def pulling(
@@ -197,6 +201,21 @@ class Podman:
         done = call([self.program, "--version"], self.environment)
         return done.stdout.strip().replace("version ", "") or last_words(done.stderr)
 
+    def get_ready(self) -> None:
+        """Without root a process of podman's own holds the user namespace of all containers.
+
+        The command that starts it must not be one of an attempt, which would take it along at its end.
+        """
+        if os.geteuid() == 0:
+            return
+        for repair in (True, False):
+            done = call([self.program, "unshare", "true"], self.environment)
+            if done.returncode == 0:
+                return
+            if repair:  # it is gone, and no container lives that could lend its namespace
+                call([self.program, "system", "migrate"], self.environment)
+        raise EngineError("IMAGES_UNAVAILABLE", f"podman: {last_words(done.stderr)}", retryable=True)
+
     def starting(self, wanted: Container, folder: Path) -> Starting:
         keeper, monitor = folder / "keeper.pid", folder / "monitor.pid"
         command = [self.program, "run", "--detach", "--replace", f"--name={wanted.name}", "--pull=never"]
@@ -249,6 +268,8 @@ class Podman:
     def close(self) -> None:
         containers = self._home / "store" / "overlay-containers"
         if not containers.is_dir() or not any(entry.is_dir() for entry in containers.iterdir()):
+            if os.geteuid() != 0:
+                call([self.program, "system", "migrate"], self.environment)  # ends that process
             shutil.rmtree(self._run, ignore_errors=True)
 
     def _configure(self, oci_runtime: str | None) -> dict[str, str]:
@@ -338,8 +359,9 @@ def _registries(image: ImageReference, registries: RegistryRules) -> str:
 
 
 def _storage(home: Path, run: Path) -> str:
-    quoted = {name: json.dumps(os.fspath(home / name)) for name in ("store",)}
-    lines = ["[storage]", 'driver = "overlay"', f"graphroot = {quoted['store']}"]
+    store = json.dumps(os.fspath(home / "store"))
+    # Without root podman reads the second of these names only.
+    lines = ["[storage]", 'driver = "overlay"', f"graphroot = {store}", f"rootless_storage_path = {store}"]
     lines += [f"runroot = {json.dumps(os.fspath(run / 'run'))}", "[storage.options]"]
     if os.geteuid() != 0:
         lines.append('ignore_chown_errors = "true"')  # a user may have no other ids to give to files
