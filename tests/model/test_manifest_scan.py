@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import unicodedata
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 
 from trainshed.model import manifests
 from trainshed.model.content import ContentFile, ContentKind, Manifest, make_manifest
-from trainshed.model.manifests import ENTRY_START, ManifestFault, ManifestScan, read_entries, tree_faults
+from trainshed.model.manifests import (
+    ENTRY_START,
+    ManifestFault,
+    ManifestScan,
+    PathRules,
+    read_entries,
+    tree_faults,
+)
+from trainshed.model.runner_tree import path_fault
 
 A, B = "a" * 64, "b" * 64
 
@@ -201,3 +210,24 @@ def test_names_that_pass_can_all_be_files_of_one_folder(given_paths):
     for path in given_paths:
         assert not {"", ".", ".."} & set(path.split("/"))
         assert not any(other.startswith(path + "/") for other in given_paths)
+
+
+@given(st.text("ab1./_- Z\\\n\0ü", min_size=1, max_size=12) | st.text("a.-_/g it", min_size=1, max_size=300))
+def test_a_path_that_looks_plain_breaks_no_rule(path):
+    if manifests._PLAIN.fullmatch(path):
+        assert path_fault(path) is None
+
+
+def test_a_tree_of_a_hundred_thousand_files_is_verified_and_its_one_bad_name_found():
+    entry = b'{"path":"data/part-%03d/%06d.json","sha256":"%064x","size":%d}'
+    entries = b",".join(entry % (number // 1000, number, number, number) for number in range(100_000))
+    whole = manifest().encode().replace(b'"files":[]', b'"files":[' + entries + b"]")
+    found = ManifestScan(io.BytesIO(whole).read)
+    rules = PathRules()
+    for file in found:
+        rules.add(file.path)
+    assert (found.files, found.sha256) == (100_000, hashlib.sha256(whole).hexdigest())
+    assert rules.finish() == []
+    rules.add("data/part-050/050000.JSON")
+    (fault,) = rules.finish()
+    assert "`data/part-050/050000.json` and `data/part-050/050000.JSON` differ only in case" in fault.message

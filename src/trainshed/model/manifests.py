@@ -34,6 +34,8 @@ _ENTRY = re.compile(
     rb'\{(?:"executable":(true),)?"path":("(?:[^"\\]|\\.)*"),"sha256":"([0-9a-f]{64})",'
     rb'"size":(0|[1-9][0-9]{0,17})\}'
 )
+_PLAIN = re.compile(r"(?=.{1,255}\Z)(?:[A-Za-z0-9_-][A-Za-z0-9 ._-]*/)*[A-Za-z0-9_-][A-Za-z0-9 ._-]*")
+"""Most paths: a short one with nothing in it that any rule is about."""
 _TAIL = re.compile(rb'\],"kind":"([a-z]{1,40})","schema":"' + re.escape(MANIFEST_SCHEMA.encode()) + rb'"\}')
 ENTRY_START = re.compile(rb',\{"(?:executable|path)":')
 """What precedes every entry but the first. A quote inside a text is escaped, so no text holds this."""
@@ -193,7 +195,7 @@ class PathRules:
 
     def add(self, path: str) -> None:
         """Judge a file's path. Names in every script are fine; one file must not hide another anywhere."""
-        if fault := path_fault(path):
+        if not _PLAIN.fullmatch(path) and (fault := path_fault(path)):
             self.fault(path, f"`{_shown(path)}` {fault}")
             return
         self._files.add(path)
@@ -217,7 +219,10 @@ class PathRules:
 
     def _meets(self, path: str) -> None:
         """Names that differ only in case or composition are one name on other systems."""
-        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+        if path.isascii():
+            folded = path.lower()
+        else:
+            folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
         other = self._known.setdefault(folded if folded != path else path, path)
         if other != path:
             same = unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", path)
