@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support import lora
+from support import lora, old_schema
 from support.profiles import ABI, DATASET_FILES, V1, World, publish_runner, published, runner_toml
 from support.site import Site, finish, start, trials
 from trainshed import __version__
@@ -17,7 +17,10 @@ from trainshed.model.access import Permission
 from trainshed.model.content import ContentKind
 from trainshed.model.provenance import check_manifest, compare, rerun_request
 from trainshed.model.strict_json import canonical_json
-from trainshed.store import checkpoints
+from trainshed.server.provenance import manifest_of
+from trainshed.store import checkpoints, jobs
+from trainshed.store.database import Database
+from trainshed.store.schema import migrate
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +196,26 @@ def test_a_changed_dataset_is_a_difference_that_names_it(world: World):
     assert (difference.before, difference.after) == (world.data.manifest_sha256, newer.manifest_sha256)
     assert difference.runs
     assert not found["trials[0].contents[input:data].version"].runs
+
+
+def test_a_job_of_the_first_release_has_one_too(empty_database_url: str):
+    old_schema.build(empty_database_url)
+    database = Database(empty_database_url)
+    migrate(database.engine)
+    with database.read() as connection:
+        job = jobs.get_job(connection, "p", old_schema.JOB)
+        document = manifest_of(connection, job)
+    frozen = check_manifest(document)
+    assert frozen["job"]["platform_version"] is None
+    [trial] = frozen["trials"]
+    assert trial["runner"]["tree_id"] is None
+    assert [file["path"] for file in frozen["runner_files"][old_schema.SNAPSHOT]] == [
+        "main.sh",
+        "runner.toml",
+    ]
+    assert document["outcome"]["trials"][0]["outputs"][0]["sha256"] == old_schema.OUTPUT
+    assert rerun_request(frozen, "again")["trials"][0]["spec"]["runner"] == f"team/one@{old_schema.COMMIT}"
+    database.close()
 
 
 @pytest.mark.parametrize("prefix", ["/v1/job", "/api/v1/jobs", "/api/v1/job"])

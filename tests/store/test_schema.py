@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 
 import pytest
@@ -11,9 +12,12 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from support import old_schema
 from support.rows import add_job, add_project
+from trainshed.model.access import Permission
+from trainshed.model.runner_tree import tree_manifest
 from trainshed.model.states import MOVES, TERMINAL, State
-from trainshed.store import records, tables
+from trainshed.store import garbage, jobs, records, runners, tables
 from trainshed.store.database import Database
 from trainshed.store.schema import SchemaTooNew, migrate
 
@@ -88,6 +92,53 @@ def test_a_newer_programs_schema_is_refused_and_left_unchanged(empty_database_ur
     database.close()
 
 
+def test_a_database_of_the_first_release_is_brought_along_with_all_it_holds(empty_database_url):
+    old_schema.build(empty_database_url)
+    database = opened(empty_database_url)
+    with database.read() as connection:
+        manifests = {row.sha256: row for row in connection.execute(tables.manifests.select())}
+        held = {tuple(row) for row in connection.execute(tables.manifest_blobs.select())}
+        blobs = connection.execute(tables.blobs.select()).all()
+        keys = {
+            row.label: set(json.loads(row.permissions)) for row in connection.execute(tables.keys.select())
+        }
+        job = jobs.get_job(connection, "p", old_schema.JOB)
+        [trial] = jobs.trials_of(connection, [job.id])[job.id]
+        [artifact] = jobs.list_artifacts(connection, trial.id)
+        revision = runners.find_revision(connection, trial.runner, trial.revision)
+        nothing_to_collect = garbage.unneeded_blobs(connection, "", "g" * 64, cutoff=1e12)
+        nothing_to_let_go = garbage.dead_manifests(connection, "", "g" * 64, cutoff=1e12)
+    snapshot, small = old_schema.SNAPSHOT, old_schema.SMALL
+    files = [file.sha256 for file in old_schema.FILES]
+    assert {(row.sha256, row.kind, row.created_at) for row in manifests.values()} == {
+        (snapshot, "runners", 10.0),
+        (small, "runners", 30.0),
+    }
+    assert manifests[snapshot].size == len(tree_manifest(old_schema.FILES))
+    assert manifests[snapshot].let_go_at is None
+    assert held == {(snapshot, files[0]), (snapshot, files[1]), (small, files[0])}
+    assert {(row.touched_at, row.deleting_at) for row in blobs} == {(2.0, None)}
+    assert (nothing_to_collect, nothing_to_let_go) == ([], [])
+    assert keys == {
+        "reader": {"runner.read", "training.read", "content.read"},
+        "publisher": {"runner.publish", "runner.read", "content.publish", "content.read"},
+        "runs": {"training.run", "training.stop"},
+        "admin": {"admin"},
+        "owner": set(Permission),
+    }
+    assert (job.status, job.platform_version) == ("completed", None)
+    assert (trial.state, trial.image_digest, trial.profile, trial.resume_from) == (
+        "succeeded",
+        None,
+        None,
+        None,
+    )
+    assert (artifact.sha256, artifact.upload_state) == (old_schema.OUTPUT, "uploaded")
+    assert revision is not None
+    assert revision.tree_id is None
+    database.close()
+
+
 def test_the_table_of_moves_in_the_database_is_that_of_the_model(database):
     with database.read() as connection:
         stored = {tuple(row) for row in connection.execute(tables.trial_moves.select())}
@@ -141,6 +192,13 @@ def _path_to(goal: State) -> list[State]:
         (records.Attempt, tables.attempts),
         (records.Allocation, tables.allocations),
         (records.Artifact, tables.artifacts),
+        (records.Content, tables.contents),
+        (records.ContentVersion, tables.content_versions),
+        (records.PluginApproval, tables.plugin_approvals),
+        (records.TrialContent, tables.trial_contents),
+        (records.Checkpoint, tables.checkpoints),
+        (records.CheckpointFile, tables.checkpoint_files),
+        (records.Operation, tables.operations),
         (records.Event, tables.events),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
