@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -252,32 +253,85 @@ def test_the_grace_is_never_so_short_that_a_transaction_could_miss_it(database, 
     assert collector.run().blobs == 0
 
 
-def publish_and_withdraw(database: Database, blobs: FolderBlobStore, seed: int, at: float) -> None:
-    """Again and again, with files that others publish too; what was published is there, always."""
-    chosen, name = random.Random(seed), f"team/data-{seed}"
-    for number in range(12):
+class Ages:
+    """A clock that jumps over the grace, but not within a step of somebody: no transaction takes an hour."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._changed = threading.Condition()
+        self._steps = 0
+        self._jumps = False
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[float]:
+        """One call of a door; the time at which it is made."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._jumps)
+            self._steps += 1
+        try:
+            yield self.clock()
+        finally:
+            with self._changed:
+                self._steps -= 1
+                self._changed.notify_all()
+
+    def jump(self) -> None:
+        with self._changed:
+            self._jumps = True
+            self._changed.wait_for(lambda: not self._steps)
+            self.clock.now += GRACE + 1
+            self._jumps = False
+            self._changed.notify_all()
+
+
+def publish_in_steps(
+    database: Database, blobs: FolderBlobStore, ages: Ages, name: str, files: list[bytes]
+) -> str:
+    """As a client does: each file, the manifest, then the name. Raises `Refusal`."""
+    held = []
+    for content in files:
+        with ages.step() as at:
+            held.append(put(database, blobs, content, at))
+    manifest = json.dumps(sorted(set(held))).encode()
+    with ages.step() as at:
+        digest = put(database, blobs, manifest, at)
+    wanted = Release(ContentKind.DATASETS, name, digest, digest, len(manifest), "{}", len(held), 1, held)
+    with ages.step() as at:
+        database.write(lambda c: contents.publish(c, PUBLISHER, wanted, None, at=at))
+    return digest
+
+
+def publish_and_withdraw(database: Database, blobs: FolderBlobStore, ages: Ages, seed: int) -> int:
+    """Again and again, with files that others publish too; how often some of it was collected before its end.
+
+    What was published is there, always.
+    """
+    chosen, name, refused = random.Random(seed), f"team/data-{seed}", 0
+    for _ in range(10):
         files = [f"file {chosen.randrange(6)}".encode() for _ in range(3)]
         while True:
             try:
-                manifest = publish(database, blobs, str(number), files, at=at, name=name)
+                manifest = publish_in_steps(database, blobs, ages, name, files)
             except Refusal as refusal:
                 if refusal.code not in _REFUSED:
                     raise
+                refused += 1
             else:
                 break
         for content in files:
             assert blobs.open(hashlib.sha256(content).hexdigest()).read() == content
         assert blobs.exists(manifest)
-        withdraw(database, str(number), at=at, name=name)
+        with ages.step() as at:
+            withdraw(database, manifest, at=at, name=name)
+    return refused
 
 
 def test_publishing_while_collecting(database, blobs, clock, collector):
-    # As if all had been sent long ago: every blob may be collected the moment that nothing names it.
-    old = clock() - 2 * GRACE
-    removed = 0
+    ages, removed = Ages(clock), 0
     with ThreadPoolExecutor() as pool:
-        publishers = [pool.submit(publish_and_withdraw, database, blobs, seed, old) for seed in range(3)]
+        publishers = [pool.submit(publish_and_withdraw, database, blobs, ages, seed) for seed in range(3)]
         while not all(each.done() for each in publishers):
+            ages.jump()
             removed += collector.run(sweep=True).blobs
     for each in publishers:
         each.result()
@@ -627,7 +681,9 @@ class Interleavings(RuleBasedStateMachine):
         """Only a process that follows a dead one does this: on what is left no one works any more."""
         self.crash()
         at = self.clock() + 1e-3
-        marked = self.database.write(lambda c: garbage.take_over(c, before=at, at=at, count=10))
+        marked = self.database.write(
+            lambda c: garbage.take_over(c, before=at, cutoff=at - GRACE, at=at, count=10)
+        )
         self.marked.append((marked, []))
 
     @precondition(lambda self: any(len(done) < len(m.sizes) for m, done in self.marked))

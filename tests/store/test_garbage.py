@@ -132,6 +132,17 @@ def test_a_blob_is_needed_by_what_names_it_and_by_nothing_else(database):
     assert unneeded(database) == {a, c, d, e, manifest}
 
 
+def test_a_checkpoint_deleted_a_moment_ago_still_counts(database):
+    [a] = record(database, "a")
+    _, [trial] = add_job(database)
+    checkpoint = database.write(lambda connection: add_checkpoint(connection, trial, [a]))
+    deleted = update(checkpoints).where(checkpoints.c.id == checkpoint).values(deleted_at=CUTOFF + 1)
+    database.write(lambda connection: connection.execute(deleted))
+    assert unneeded(database) == set()
+    assert mark(database, [a]) == set()
+    assert unneeded(database, cutoff=CUTOFF + 2) == {a}
+
+
 def test_what_was_used_a_moment_ago_is_left_alone(database):
     [a] = record(database, "a")
     record(database, "a", at=NOW)  # somebody stored it again
@@ -250,11 +261,13 @@ def test_a_mark_is_taken_over_only_when_it_is_old_and_lost_where_the_blob_is_nee
     with pytest.raises(Refusal) as refused:
         record(database, "a", at=NOW)
     assert refused.value.code == "BLOB_BEING_DELETED"
-    taken = database.write(lambda c: garbage.take_over(c, before=NOW, at=NOW + 1, count=10))
+    taken = database.write(lambda c: garbage.take_over(c, cutoff=CUTOFF, before=NOW, at=NOW + 1, count=10))
     assert taken.sizes == {}
     # Something names it all the same: a repair marks what is needed.
     database.write(lambda c: manifests.put_manifest(c, digest("m"), "runners", 1, [b], at=NOW))
-    taken = database.write(lambda c: garbage.take_over(c, before=NOW + 1, at=NOW + 2, count=10))
+    taken = database.write(
+        lambda c: garbage.take_over(c, cutoff=CUTOFF, before=NOW + 1, at=NOW + 2, count=10)
+    )
     assert taken.sizes == {a: 10}
     late = garbage.Marked(NOW, {a: 10})
     assert database.write(lambda c: garbage.forget(c, late, [a])) == 0, "that mark is not there any more"

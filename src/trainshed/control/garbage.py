@@ -164,12 +164,13 @@ class Collector:
     def take_over(self) -> Marked:
         """Marks that nobody works under any more."""
         at = self._clock()
+        cutoff = at - self._grace
         before = math.nextafter(at, math.inf) if self._alone else at - self._take_over
         with self._database.read() as connection:
             if not store.any_left(connection, before):
                 return Marked(at, {})
         return self._database.write(
-            lambda c: store.take_over(c, before=before, at=at, count=_MARKED_AT_ONCE),
+            lambda c: store.take_over(c, before=before, cutoff=cutoff, at=at, count=_MARKED_AT_ONCE),
         )
 
     def remove(self, marked: Marked, found: Found) -> Found:

@@ -2,7 +2,8 @@
 
 There are no counters. A blob is needed while a manifest that was not let go holds it, an uploaded Artifact or
 a Checkpoint that is not deleted is made of it. A manifest is named by a version that is not withdrawn, by a
-Trial that consumed it, by a Runner Revision.
+Trial that consumed it, by a Runner Revision. What was withdrawn or deleted still counts for the time of
+grace: so long it can be taken back, and a backup of the database finds all that it names.
 
 Whoever begins to name something touches or locks its rows in the same transaction (`store.queue.touch_blobs`,
 `store.manifests.hold`). A collector takes rows that nobody has locked, and asks again, in a later statement,
@@ -62,14 +63,14 @@ def _named(cutoff: BindParameter[Any]) -> ColumnElement[bool]:
     )
 
 
-def _made_of() -> ColumnElement[bool]:
-    """Blobs that an Artifact or a Checkpoint is made of."""
+def _made_of(cutoff: BindParameter[Any]) -> ColumnElement[bool]:
+    """Blobs that an Artifact is made of, or a Checkpoint that was not deleted before ``cutoff``."""
     return or_(
         exists().where(artifacts.c.sha256 == blobs.c.sha256, artifacts.c.upload_state == "uploaded"),
         exists().where(
             checkpoint_files.c.sha256 == blobs.c.sha256,
             checkpoints.c.id == checkpoint_files.c.checkpoint_id,
-            checkpoints.c.deleted_at.is_(None),
+            or_(checkpoints.c.deleted_at.is_(None), checkpoints.c.deleted_at >= cutoff),
         ),
     )
 
@@ -77,7 +78,7 @@ def _made_of() -> ColumnElement[bool]:
 _CUTOFF: BindParameter[Any] = bindparam("cutoff")
 _LAST_USE = func.coalesce(blobs.c.touched_at, blobs.c.created_at)
 _IDLE = and_(blobs.c.deleting_at.is_(None), _LAST_USE < _CUTOFF)
-_NEEDED = or_(exists().where(manifest_blobs.c.sha256 == blobs.c.sha256), _made_of())
+_NEEDED = or_(exists().where(manifest_blobs.c.sha256 == blobs.c.sha256), _made_of(_CUTOFF))
 _DEAD = and_(manifests.c.created_at < _CUTOFF, manifests.c.let_go_at.is_(None), not_(_named(_CUTOFF)))
 
 # Statements are built once. The end of a window is the digest of its last row.
@@ -109,7 +110,7 @@ _KEPT = exists().where(
     or_(manifests.c.created_at >= _CUTOFF, _named(_CUTOFF)),
 )
 _FREEABLE = select(func.count(), func.coalesce(func.sum(blobs.c.size), 0)).where(
-    _IN_BLOB_WINDOW, blobs.c.deleting_at.is_(None), _LAST_USE < _CUTOFF, not_(_KEPT), not_(_made_of())
+    _IN_BLOB_WINDOW, blobs.c.deleting_at.is_(None), _LAST_USE < _CUTOFF, not_(_KEPT), not_(_made_of(_CUTOFF))
 )
 _FREE_BLOBS = select(blobs.c.sha256).where(blobs.c.sha256.in_(_WANTED), _IDLE)
 _MARK = (
@@ -244,7 +245,7 @@ def any_left(connection: Connection, before: float) -> bool:
     return bool(connection.execute(_LEFT, {"before": before, "count": 1}).first())
 
 
-def take_over(connection: Connection, *, before: float, at: float, count: int) -> Marked:
+def take_over(connection: Connection, *, before: float, cutoff: float, at: float, count: int) -> Marked:
     """Take over at most ``count`` blobs that were marked before ``before`` and not removed.
 
     One that is needed all the same loses its mark: its bytes are there, or whoever reads them is told.
@@ -252,7 +253,7 @@ def take_over(connection: Connection, *, before: float, at: float, count: int) -
     left = list(connection.execute(_LEFT, {"before": before, "count": count}).scalars())
     if not left:
         return Marked(at, {})
-    connection.execute(_UNMARK, {"wanted": left, "before": before})
+    connection.execute(_UNMARK, {"wanted": left, "before": before, "cutoff": cutoff})
     connection.execute(_TAKE_OVER, {"wanted": left, "before": before, "at": at})
     return _marked(connection, left, at)
 
