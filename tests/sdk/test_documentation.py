@@ -30,6 +30,7 @@ def test_every_resource_and_method_is_documented_and_exists():
             "models",
             "recipes",
             "plugins",
+            "content",
             "projects",
             "members",
             "keys",
