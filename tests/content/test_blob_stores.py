@@ -9,6 +9,7 @@ import os
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -529,6 +530,58 @@ def test_a_store_that_does_not_answer_is_given_up(tmp_path, credentials):
             store.exists(ABSENT)
     with pytest.raises(StoreUnavailable, match="it does not answer"):
         store.missing([ABSENT])
+
+
+@pytest.mark.parametrize(
+    ("url", "environment"),
+    [
+        ("gs://bucket/prefix", {"GOOGLE_BEARER_TOKEN": "Y2FuYXJ5LW9mLWdvb2dsZQ"}),
+        (
+            "az://container/prefix",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "name", "AZURE_STORAGE_ACCOUNT_KEY": "Y2FuYXJ5LW9mLWF6dXJl"},
+        ),
+    ],
+    ids=["gs", "az"],
+)
+def test_P9_other_providers_are_asked_where_the_settings_say(tmp_path, monkeypatch, url, environment):
+    """There is no server of theirs here; what can be proved is whom they ask, and that nothing leaks."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asked = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            asked.append((self.path, self.headers.get("Authorization", "")))
+            self.send_error(403)
+
+        do_POST = do_PUT  # noqa: N815 - the base class's name
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as listening:
+        serving = threading.Thread(target=listening.serve_forever, args=(0.01,))
+        serving.start()
+        endpoint = f"http://127.0.0.1:{listening.server_port}"
+        address = StoreAddress(url, endpoint, allow_http=True, timeout_seconds=5, retry_seconds=0.1)
+        assert list(address.faults()) == []
+        try:
+            with pytest.raises(StoreUnavailable, match=f"{url} at {endpoint} .*403 Forbidden") as refused:
+                put(open_impatiently(address, tmp_path), SMALL)
+        finally:
+            listening.shutdown()
+            serving.join()
+    key = f"{url.partition('//')[2]}/sha256/{name_of(SMALL)[:2]}/{name_of(SMALL)}"
+    assert key in asked[0][0].replace("%2F", "/")
+    assert "Y2FuYXJ5" not in str(refused.value)
+
+
+def test_an_azure_account_that_is_not_named_is_told_without_its_key(tmp_path, monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "Y2FuYXJ5LW9mLWF6dXJl")
+    with pytest.raises(StoreUnavailable, match="az://container: the store cannot be opened") as refused:
+        open_store(StoreAddress("az://container"), tmp_path)
+    assert "Y2FuYXJ5" not in str(refused.value)
 
 
 def test_a_store_that_dies_in_the_middle_is_named_and_a_retry_works(tmp_path, credentials):
