@@ -17,6 +17,7 @@ from engines.containers import (
     make_ground,
 )
 from engines.machinery import LocalHarness, each_way
+from support.docker import running_docker, why_no_docker
 from support.registry import Registry
 from trainshed.engines.local import ImageSettings, LocalEngine
 from trainshed.jobkit import mounts
@@ -31,6 +32,17 @@ def local(tmp_path: Path) -> Iterator[LocalHarness]:
 def image_ground(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> ImageGround:
     """An engine's folder with an image in it, which all tests of images share: pulling takes seconds."""
     return make_ground(tmp_path_factory.mktemp("images") / "engine", registry)
+
+
+@pytest.fixture(scope="session")
+def docker_ground(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageGround]:
+    """The same with a docker daemon of the tests' own."""
+    if reason := why_no_docker():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("docker")
+    with running_docker(folder / "daemon") as host, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", host)
+        yield make_ground(folder / "engine", registry, "docker")
 
 
 @pytest.fixture

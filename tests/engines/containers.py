@@ -30,18 +30,19 @@ class ImageGround:
     root: Path
     image: str
     """``127.0.0.1:PORT/team/python@sha256:…``: Bash, coreutils and this Python."""
+    runtime: str
 
 
-def make_ground(root: Path, registry: Registry) -> ImageGround:
+def make_ground(root: Path, registry: Registry, runtime: str = "podman") -> ImageGround:
     """Pull the image that programs of the tests run in, once for all of them."""
     digest = registry.push(registry.image("python", marker="of the image"), "team/python", "1")
     image = registry.name("team/python", digest=digest)
-    engine = LocalEngine(root)
+    engine = LocalEngine(root, images=ImageSettings(runtime=runtime))
     try:
         engine.prepare(image, lambda _sentence: None, lambda: False)
     finally:
         engine.close()
-    return ImageGround(root, image)
+    return ImageGround(root, image, runtime)
 
 
 class ImageHarness(LocalHarness):
@@ -55,7 +56,9 @@ class ImageHarness(LocalHarness):
 
     def __init__(self, path: Path, ground: ImageGround, **settings: object) -> None:
         self.image = ground.image
+        self.runtime = ground.runtime
         self._seen: dict[str, set[bytes]] = {}
+        settings.setdefault("images", ImageSettings(runtime=ground.runtime))
         super().__init__(path, root=ground.root, **settings)
 
     def program(self, *arguments: object, **settings: object) -> Launch:  # type: ignore[override] # as above
@@ -85,6 +88,7 @@ class ImageHarness(LocalHarness):
             *super().leftovers(),
             *left_groups(self.engine.instance),
             *left_containers(self.root),
+            *self.engine._containers.runtime.containers(self.engine.instance),
             *mounts.mounted_below(str(self.root)),
         ]
 

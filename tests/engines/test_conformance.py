@@ -76,7 +76,13 @@ class TestIsolatedLocalEngine(EngineConformance):
         harness.close()
 
 
-class TestImages(EngineConformance):
+class TestPodman(EngineConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path, image_ground: ImageGround) -> Iterator[Harness]:
         yield from image_way(tmp_path, image_ground)
+
+
+class TestDocker(EngineConformance):
+    @pytest.fixture
+    def harness(self, tmp_path: Path, docker_ground: ImageGround) -> Iterator[Harness]:
+        yield from image_way(tmp_path, docker_ground)
