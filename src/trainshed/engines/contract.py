@@ -194,7 +194,8 @@ class Engine(Protocol):
         """Make ``repository@sha256:…`` present and prove that Trials can run in it (E45).
 
         Blocks; thread-safe. ``on_progress`` gets sentences for people. Raises `EngineError`:
-        ``IMAGE_PULL_FAILED`` (retryable), ``IMAGE_UNSUITABLE``, ``PREPARE_CANCELLED``. What was prepared
+        ``IMAGE_PULL_FAILED`` (retryable or not), ``IMAGE_UNSUITABLE``, ``PREPARE_CANCELLED``, and
+        ``IMAGES_UNAVAILABLE`` where what runs images does not answer. What was prepared
         may be evicted while no attempt uses it; ``launch`` of an image that is gone fails as a start that
         may be tried again.
         """
