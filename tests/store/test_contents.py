@@ -12,7 +12,7 @@ from support.rows import add_project
 from trainshed.model.access import KeyKind, Permission, Principal, Visibility
 from trainshed.model.content import ContentKind, ContentUri
 from trainshed.model.errors import Refusal
-from trainshed.store import contents, plugins, queue
+from trainshed.store import content_lists, contents, plugins, queue
 from trainshed.store.tables import blobs, manifest_blobs
 
 DATASETS, PLUGINS = ContentKind.DATASETS, ContentKind.PLUGINS
@@ -63,7 +63,7 @@ def resolve(database, project: str, ref: str, name="words", kind=DATASETS):
 
 def listed(database, principal, kind=DATASETS, **how):
     with database.read() as connection:
-        rows = contents.list_contents(connection, principal, kind, after=None, limit=100, **how)
+        rows = content_lists.list_contents(connection, principal, kind, after=None, limit=100, **how)
     return [(row.content.name, row.versions, row.newest.version) for row in rows]
 
 
@@ -241,7 +241,7 @@ def test_contents_are_listed_newest_first_in_pages_with_their_newest_version(pro
     walked, after = [], None
     while True:
         with projects.read() as connection:
-            page = contents.list_contents(connection, who("p"), DATASETS, after=after, limit=2)
+            page = content_lists.list_contents(connection, who("p"), DATASETS, after=after, limit=2)
         if not page:
             break
         walked += [(row.content.name, row.versions, row.newest.version) for row in page]

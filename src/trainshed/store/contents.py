@@ -11,7 +11,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
-    Select,
     and_,
     bindparam,
     case,
@@ -20,7 +19,6 @@ from sqlalchemy import (
     insert,
     or_,
     select,
-    tuple_,
     update,
 )
 
@@ -62,16 +60,7 @@ class Release:
     """The SHA-256 of every file's blob. Not read where the manifest is known already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A content with the newest of its versions that are not withdrawn."""
-
-    content: Content
-    versions: int
-    newest: ContentVersion
-
-
-def _allowed() -> ColumnElement[bool]:
+def allowed() -> ColumnElement[bool]:
     """Contents that the project ``:project`` may read."""
     granted = select(content_grants.c.name).where(
         content_grants.c.project_id == bindparam("project"),
@@ -89,7 +78,7 @@ def _allowed() -> ColumnElement[bool]:
 # it does.
 _NAMED = (contents.c.kind == bindparam("kind"), contents.c.name == bindparam("content"))
 _CONTENT = select(contents).where(*_NAMED)
-_READABLE = select(contents.c.name).where(*_NAMED, _allowed())
+_READABLE = select(contents.c.name).where(*_NAMED, allowed())
 _LIVE = content_versions.c.withdrawn_at.is_(None)
 _OF_CONTENT = and_(
     content_versions.c.kind == bindparam("kind"), content_versions.c.name == bindparam("content")
@@ -112,14 +101,14 @@ _JOINED = content_versions.join(
 _RESOLVED = (
     select(content_versions)
     .select_from(_JOINED)
-    .where(_OF_CONTENT, _REFERRED, _LIVE, _allowed())
+    .where(_OF_CONTENT, _REFERRED, _LIVE, allowed())
     .order_by(content_versions.c.id.desc())
     .limit(1)
 )
 _STILL_READABLE = (
     select(content_versions.c.id)
     .select_from(_JOINED)
-    .where(_OF_CONTENT, content_versions.c.manifest_sha256 == bindparam("manifest"), _LIVE, _allowed())
+    .where(_OF_CONTENT, content_versions.c.manifest_sha256 == bindparam("manifest"), _LIVE, allowed())
     .limit(1)
 )
 _SAME_MANIFEST = (
@@ -404,44 +393,6 @@ def list_grants(connection: Connection, kind: ContentKind, name: str) -> list[st
     return sorted(found.scalars())
 
 
-def list_contents(
-    connection: Connection,
-    principal: Principal,
-    kind: ContentKind,
-    *,
-    after: tuple[float, str] | None,
-    limit: int,
-    name: str | None = None,
-    text: str | None = None,
-    of_type: str | None = None,
-) -> list[Listed]:
-    """Readable contents that have a readable version, the newest made first; all of them for the owner key.
-
-    ``after`` is ``(created_at, name)`` of the one before; ``text`` is looked for in names, ``of_type`` is
-    the type that the newest version says it has.
-    """
-    query = _listed(kind)
-    if not principal.owner:
-        query = query.where(_allowed())
-    if name is not None:
-        query = query.where(contents.c.name == name)
-    if text is not None:
-        query = query.where(contents.c.name.icontains(text, autoescape=True))
-    if of_type is not None:
-        # In canonical JSON this cannot be part of a text, whose quotes would be escaped.
-        query = query.where(content_versions.c.about.contains(f'"type":"{of_type}"', autoescape=True))
-    if after is not None:
-        at, last = after
-        older = tuple_(contents.c.created_at, contents.c.name) < tuple_(bindparam("at"), bindparam("last"))
-        query = query.where(older).params(at=at, last=last)
-    query = query.order_by(contents.c.created_at.desc(), contents.c.name.desc()).limit(limit)
-    rows = connection.execute(query, {"project": principal.project_id} if not principal.owner else {})
-    columns = len(contents.c)
-    return [
-        Listed(Content(*row[:columns]), row[columns], ContentVersion(*row[columns + 1 :])) for row in rows
-    ]
-
-
 def list_versions(
     connection: Connection, kind: ContentKind, name: str, *, before: int | None, limit: int
 ) -> list[ContentVersion]:
@@ -459,25 +410,6 @@ def approval(connection: Connection, manifest_sha256: str) -> PluginApproval | N
     """What was decided of a plugin package; a revoked approval has ``revoked_at``."""
     row = connection.execute(_APPROVAL, {"manifest": manifest_sha256}).first()
     return PluginApproval(*row) if row else None
-
-
-def _listed(kind: ContentKind) -> Select[Any]:
-    newest = (
-        select(
-            func.count().label("versions"),
-            func.max(content_versions.c.id).label("id"),
-            content_versions.c.name,
-        )
-        .where(content_versions.c.kind == kind, _LIVE)
-        .group_by(content_versions.c.name)
-        .subquery()
-    )
-    return (
-        select(contents, newest.c.versions, content_versions)
-        .join(newest, newest.c.name == contents.c.name)
-        .join(content_versions, content_versions.c.id == newest.c.id)
-        .where(contents.c.kind == kind)
-    )
 
 
 def _version(row: Row[*tuple[Any, ...]] | None) -> ContentVersion | None:

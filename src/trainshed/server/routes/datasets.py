@@ -29,7 +29,7 @@ from trainshed.server.pages import open_cursor, page_limit
 from trainshed.server.shapes import datasets as shapes
 from trainshed.server.shapes.common import Page, iso
 from trainshed.store import contents as store
-from trainshed.store.contents import Listed
+from trainshed.store.content_lists import Listed
 from trainshed.store.database import Connection
 from trainshed.store.records import ContentVersion
 
@@ -199,7 +199,8 @@ def _version(call: Call, connection: Connection, name: str, ref: str) -> Content
     try:
         return readable_version(call, connection, _KIND, name, ref)[0]
     except Refusal as refusal:
-        raise Refusal.of("DATASET_REVISION_NOT_FOUND", refusal.message, path="version") from None
+        hint = refusal.faults[0].hint
+        raise Refusal.of("DATASET_REVISION_NOT_FOUND", refusal.message, path="version", hint=hint) from None
 
 
 def _name(encoded: str) -> str:
