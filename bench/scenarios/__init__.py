@@ -6,6 +6,7 @@ from bench.figures import Bench, Figure
 from bench.scenarios import (
     artifacts,
     command_line,
+    content,
     large_database,
     logs,
     memory,
@@ -26,6 +27,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "large_database": large_database.measure,
     "logs": logs.measure,
     "artifacts": artifacts.measure,
+    "content": content.measure,
     "republish": republish.measure,
     "mount": mount.measure,
     "command_line": command_line.measure,
