@@ -199,8 +199,7 @@ def _version(call: Call, connection: Connection, name: str, ref: str) -> Content
     try:
         return readable_version(call, connection, _KIND, name, ref)[0]
     except Refusal as refusal:
-        hint = refusal.faults[0].hint
-        raise Refusal.of("DATASET_REVISION_NOT_FOUND", refusal.message, path="version", hint=hint) from None
+        raise Refusal.of("DATASET_REVISION_NOT_FOUND", refusal.message, path="version") from None
 
 
 def _name(encoded: str) -> str:
