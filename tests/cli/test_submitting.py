@@ -173,6 +173,7 @@ def test_what_is_no_object_is_left_for_the_server_to_name(run, accepting, tmp_pa
         (["--runner", "a/b@c", "--gpu", "0"], "0 is not a whole number of at least 1"),
         (["--runner", "a/b@c", "--trials", "x"], "'x' is not a whole number from 1 to 16"),
         (["--runner", "a/b@c", "--wait", "--wait-timeout", "soon"], "number of seconds"),
+        (["--runner", "a/b@c", "--wait-timeout", "5"], "bounds --wait or --follow"),
         (["--runner", "a/b@c", "--quiet", "--follow"], "give one of them"),
     ],
 )

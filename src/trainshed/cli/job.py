@@ -89,6 +89,8 @@ def submit(
         request = from_options(options, trials or 1)
     if quiet and follow:
         raise click.UsageError("--quiet prints the id alone and --follow prints the log; give one of them")
+    if wait_timeout is not None and not wait and not follow:
+        raise click.UsageError("--wait-timeout bounds --wait or --follow; give one of them")
     shown = [_ID] if quiet else [views.JOB, views.TRIALS_OF_JOB]
     deadline = Deadline(wait_timeout)
     with session.client() as client:
