@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tempfile
@@ -19,10 +20,13 @@ from trainshed.cli.submission import read_file
 from trainshed.cli.waiting import Deadline, await_release, wait_for
 
 if TYPE_CHECKING:
-    from trainshed.sdk import ApiError, Client
+    from trainshed.sdk import Client
+    from trainshed.sdk.errors import FieldFault
 
 MAX_MANIFEST_BYTES = 1 << 30
 _PLACE = re.compile(r"trials\[(\d+)\]\.spec\.(.+)")
+_UNAVAILABLE = frozenset({"ACCESS_DENIED", "CONTENT_NOT_FOUND", "PROFILE_ARCHIVED", "PROFILE_HASH_MISMATCH"})
+"""Codes of a profile's faults that publishing or approving its content can end."""
 _DIFFERENCES = Table(
     (
         Column("FIELD", "path"),
@@ -139,50 +143,54 @@ def _submitted(client: Client, manifest: Mapping[str, Any], request_id: str | No
     try:
         return client.training_jobs.rerun(manifest, request_id=request_id)
     except ApiError as error:
-        wanted = list(dict.fromkeys(_wanted(manifest["frozen"], error)))
+        found = [list(_wanted(manifest["frozen"], fault)) for fault in error.faults]
+        wanted = list(dict.fromkeys(itertools.chain.from_iterable(found)))
         if wanted:
-            error.hint = "; ".join([*wanted, "then run it again"])
+            # The first fault is the headline: where nothing has to be provided for it, its own hint stays.
+            first = [] if found[0] else [error.hint.rstrip(".")]
+            error.hint = "; ".join([*filter(None, first), *wanted, "then run it again"])
             error.body = {**error.body, "publish": wanted}
         raise
 
 
-def _wanted(frozen: Mapping[str, Any], error: ApiError) -> Iterator[str]:
-    """What has to be made available on that server, from the places of a refusal's faults."""
-    for fault in error.faults:
-        place = _PLACE.match(fault.path)
-        if place is None or int(place[1]) >= len(frozen["trials"]):
-            continue
-        trial, where = frozen["trials"][int(place[1])], place[2]
-        if where.startswith("runner") and fault.code == "RUNNER_NOT_FOUND":
-            runner = trial["runner"]
-            yield (
-                f"publish the Runner there: `trainshed runner publish PATH --ref {runner['revision']} "
-                f"--name {runner['name']}`, from a clone of its repository"
-            )
-        elif where.startswith("profile"):
-            yield from _contents_wanted(trial, where.removeprefix("profile."))
-        elif where.startswith("image"):
-            yield f"make the image {trial['image']['resolved']} available to that server"
-        elif where.startswith("resume_from"):
-            yield (
-                f"a Checkpoint stays on its server: run the Job there that has "
-                f"{trial['resume_from']['checkpoint_id']}"
-            )
+def _wanted(frozen: Mapping[str, Any], fault: FieldFault) -> Iterator[str]:
+    """What has to be made available on that server, from the place of a fault."""
+    place = _PLACE.match(fault.path)
+    if place is None or int(place[1]) >= len(frozen["trials"]):
+        return
+    trial, where = frozen["trials"][int(place[1])], place[2]
+    if where.startswith("runner") and fault.code == "RUNNER_NOT_FOUND":
+        runner = trial["runner"]
+        yield (
+            f"publish the Runner there: `trainshed runner publish PATH --ref {runner['revision']} "
+            f"--name {runner['name']}`, from a clone of its repository"
+        )
+    elif where.startswith("profile") and fault.code in _UNAVAILABLE:
+        yield from _contents_wanted(trial, where.removeprefix("profile."))
+    elif where.startswith("image"):
+        yield f"make the image {trial['image']['resolved']} available to that server"
+    elif where.startswith("resume_from"):
+        yield (
+            f"a Checkpoint stays on its server: run the Job there that has "
+            f"{trial['resume_from']['checkpoint_id']}"
+        )
 
 
 def _contents_wanted(trial: Mapping[str, Any], where: str) -> Iterator[str]:
+    plugins = [each["name"] for each in trial["profile"]["document"]["plugins"]]
     for use in trial["contents"]:
         kind, _, name = use["role"].partition(":")
-        plugins = [each["name"] for each in trial["profile"]["document"]["plugins"]]
-        matches = {
-            "input": where.startswith(f"inputs.{name}"),
-            "plugin": name in plugins and where.startswith(f"plugins[{plugins.index(name)}]")
-            if kind == "plugin"
-            else False,
-            "recipe": where.startswith("recipe"),
-            "dependency": where.startswith("recipe"),
-        }
-        if matches.get(kind, False):
+        places = {"input": f"inputs.{name}", "recipe": "recipe", "dependency": "recipe"}
+        if kind == "plugin" and name in plugins:
+            places["plugin"] = f"plugins[{plugins.index(name)}]"
+            if where == places["plugin"]:
+                # It is there and readable, or its URI would be at fault.
+                yield (
+                    f"approve it there with the owner key: `trainshed plugin approve "
+                    f"{name}@{use['manifest_sha256']}`"
+                )
+                continue
+        if kind in places and f"{where}.".startswith(f"{places[kind]}."):
             noun = use["kind"].removesuffix("s")
             label = "" if use["version"] == use["manifest_sha256"] else f" --version {use['version']}"
             yield (

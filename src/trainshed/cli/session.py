@@ -159,9 +159,10 @@ def _told(error: TrainshedError) -> Iterator[str]:
     status = f" ({error.status})" if isinstance(error, ApiError) else ""
     told = "" if any(message == error.message for message, _ in places) else f": {error.message}"
     yield f"error: {code}{status}{told or f': {len(places)} faults'}"
+    mixed = any(fault_code != code for _, fault_code in places)
     for (message, fault_code), paths in places.items():
         where = [path for path in paths if path]
-        label = f" [{fault_code}]" if fault_code != code else ""
+        label = f" [{fault_code}]" if mixed else ""
         yield f"  - {f'{_listed(where)}: ' if where else ''}{message}{label}"
     if hidden := isinstance(error, ApiError) and error.body.get("errors_not_shown"):
         yield f"  … and {hidden} more"

@@ -117,7 +117,7 @@ def read_file(name: str, what: str = "a request file", *, most: int = MAX_FILE_B
 
     try:
         data = sys.stdin.buffer.read(most + 1) if name == "-" else _read(Path(name), most)
-        document = decode_json(data)
+        document = decode_json(data, what)
     except OSError as error:
         raise click.UsageError(f"cannot read {name}: {error.strerror}") from None
     except Refusal as error:

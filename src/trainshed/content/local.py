@@ -136,7 +136,11 @@ class LocalContent:
         self._hold(holder, [f"tree {manifest_sha256}"])
 
         def files() -> Iterator[ContentFile]:
-            with self.file(manifest_sha256, cancelled=cancelled).open("rb") as manifest:
+            try:
+                place = self.file(manifest_sha256, cancelled=cancelled)
+            except LocalContentError as error:
+                raise error.of("its manifest") from error
+            with place.open("rb") as manifest:
                 yield from ManifestScan(manifest.read)
 
         return self._tree(manifest_sha256, files, manifest_sha256, on_progress, cancelled)
@@ -284,7 +288,11 @@ class LocalContent:
         except ValueError as error:
             raise damaged(f"the manifest {key} cannot be read: {error}") from error
         with self._pinning(sizes):
-            self._bring(sizes, tell, cancelled)
+            try:
+                self._bring(sizes, tell, cancelled)
+            except LocalContentError as error:
+                named = next((file.path for file in files() if file.sha256 == error.sha256), None)
+                raise (error if named is None else error.of(f"its file `{named}`")) from error
             with self._building_folder() as part:
                 try:
                     with explained(place):

@@ -166,13 +166,15 @@ class _Folder:
         config = self._object(CONFIG, MAX_CONFIG_BYTES)
         kind, base, rank = (config.get(key) for key in ("peft_type", "base_model_name_or_path", "r"))
         if kind != "LORA":
-            raise _Unusable(f'{CONFIG} has `peft_type` {ascii(kind)[:60]}; only "LORA" can be registered')
+            said = f"has `peft_type` {ascii(kind)[:60]}" if "peft_type" in config else "has no `peft_type`"
+            raise _Unusable(f'{CONFIG} {said}; only "LORA" can be registered')
         if not isinstance(base, str) or not base.strip() or not base.isprintable():
-            raise _Unusable(f"{CONFIG} names no base model: `base_model_name_or_path` is {ascii(base)[:60]}")
+            said = _said(config, "base_model_name_or_path")
+            raise _Unusable(f"{CONFIG} names no base model: {said}")
         if len(base) > MAX_BASE_MODEL_CHARS:
             raise _Unusable(f"{CONFIG} names a base model with {len(base)} characters")
         if type(rank) is not int or not 1 <= rank <= MAX_RANK:
-            raise _Unusable(f"{CONFIG} names no rank: `r` is {ascii(rank)[:60]}")
+            raise _Unusable(f"{CONFIG} names no rank: {_said(config, 'r')}")
         return base, rank
 
     def _check_weights(self) -> None:
@@ -196,9 +198,9 @@ class _Folder:
         if file.size > most:
             raise _Unusable(f"{name} has {file.size} bytes; at most {most} are read")
         try:
-            value = decode_json(self._read(file, 0, file.size))
+            value = decode_json(self._read(file, 0, file.size), name)
         except Refusal as refusal:
-            raise _Unusable(f"{name} {refusal.message.removeprefix('the body ')}") from None
+            raise _Unusable(refusal.message) from None
         if not isinstance(value, dict):
             raise _Unusable(f"{name} is no JSON object")
         return value
@@ -236,6 +238,10 @@ def _has_pair(tensors: Mapping[str, Tensor]) -> bool:
         if (match := _HALF.search(name)) and tensor.elements:
             halves[match[1]].add(name[: match.start(1)] + name[match.end(1) :])
     return bool(halves["A"] & halves["B"])
+
+
+def _said(config: Mapping[str, Any], key: str) -> str:
+    return f"`{key}` is {ascii(config[key])[:60]}" if key in config else f"`{key}` is missing"
 
 
 def _finite(value: Any) -> float | None:

@@ -240,11 +240,19 @@ class _Asking:
         codes = _error_codes(answer.body)
         if answer.status == HTTPStatus.NOT_FOUND:
             what = f"the digest {wanted}" if _DIGEST.fullmatch(wanted) else f"the tag `{wanted}`"
-            if "NAME_UNKNOWN" in codes:
+            if "NAME_UNKNOWN" in codes or not self._has_repository():
                 what = f"the repository `{self._source.repository}`"
             return ImageRefused(f"the registry does not have {what}")
         said = f", {codes[0]}" if codes else ""
         return ImageRefused(f"the registry answers {answer.status}{said} to this name")
+
+    def _has_repository(self) -> bool:
+        """Whether the registry knows the repository: many say of a manifest only that it is unknown."""
+        try:
+            answer = self._ask("GET", "tags/list?n=1", "application/json", MAX_MANIFEST_BYTES)
+        except (Unanswered, Denied):
+            return True
+        return answer.status != HTTPStatus.NOT_FOUND or "NAME_UNKNOWN" not in _error_codes(answer.body)
 
     def _check_config(self, manifest: _Manifest) -> None:
         """Check that the image says of itself that it is for Linux and this architecture (E45)."""

@@ -8,6 +8,8 @@ passwords from files.
 
 from __future__ import annotations
 
+import re
+import socket
 import ssl
 import threading
 import time
@@ -26,6 +28,7 @@ from trainshed.model.images import is_loopback
 CONNECT_SECONDS = 5.0
 _MAX_CONNECTIONS = 64
 _IDLE_SECONDS = 30.0
+_ERRNO = re.compile(r"\[Errno -?\d+\]:? ?")
 
 
 class Unanswered(Exception):
@@ -140,13 +143,23 @@ def _failures() -> Iterator[None]:
     except httpcore2.TimeoutException:
         raise Unanswered("it did not answer in time") from None
     except httpcore2.ConnectError as error:
-        raise Unanswered(f"no connection can be made: {error}") from None
+        raise Unanswered(f"no connection can be made: {_plain(error)}") from None
     except (httpcore2.NetworkError, httpcore2.ProxyError) as error:
-        raise Unanswered(f"the connection broke: {error or type(error).__name__}") from None
+        raise Unanswered(f"the connection broke: {_plain(error)}") from None
     except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol) as error:
         raise Unanswered(f"it does not speak HTTP as it should: {error}") from None
     except ValueError as error:
         raise Unanswered(f"it names an address that is none: {error}") from None
+
+
+def _plain(error: Exception) -> str:
+    """What the system says, without its numbers."""
+    cause = error.__cause__
+    if isinstance(cause, socket.gaierror):
+        return "no address is known for the name of its host (DNS)"
+    if isinstance(cause, ConnectionRefusedError):
+        return "nothing takes connections there (connection refused)"
+    return _ERRNO.sub("", str(error)) or type(error).__name__
 
 
 class _Clock(threading.local):

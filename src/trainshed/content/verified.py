@@ -42,11 +42,18 @@ class LocalContentError(Exception):
     ``code`` is ``CONTENT_DAMAGED``, ``CONTENT_UNAVAILABLE`` or ``CONTENT_DISK_FULL``.
     """
 
-    def __init__(self, code: str, message: str, *, retryable: bool) -> None:
+    def __init__(self, code: str, message: str, *, retryable: bool, sha256: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retryable = retryable
+        self.sha256 = sha256
+        """The blob that it is about, if it is about one."""
+
+    def of(self, what: str) -> LocalContentError:
+        """The same, of ``what``: people know contents and files, not blobs."""
+        said = f"{what}: {self.message}"
+        return LocalContentError(self.code, said, retryable=self.retryable, sha256=self.sha256)
 
 
 def damaged(message: str, *, retryable: bool = False) -> LocalContentError:
@@ -73,6 +80,15 @@ def explained(place: Path) -> Iterator[None]:
             raise _full(f"{place}: {error.strerror}") from error
         message = f"{error.filename or place}: {error.strerror}"
         raise LocalContentError("CONTENT_UNAVAILABLE", message, retryable=True) from error
+
+
+@contextlib.contextmanager
+def _about(sha256: str) -> Iterator[None]:
+    try:
+        yield
+    except LocalContentError as error:
+        error.sha256 = sha256
+        raise
 
 
 def _full(reason: str) -> LocalContentError:
@@ -176,7 +192,7 @@ class VerifiedBlobs:
         return None
 
     def _provide(self, sha256: str, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]) -> Path:
-        with explained(Path(sha256)):
+        with _about(sha256), explained(Path(sha256)):
             if self.remote and not self._folder.exists(sha256):
                 return self._fetch(sha256, on_bytes, cancelled)
             place = self._folder.path(sha256)

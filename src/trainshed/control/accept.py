@@ -6,7 +6,7 @@ request (E3).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainshed.control.fleet import SharedFleet
 from trainshed.control.frozen import FrozenImage, FrozenProfile
 from trainshed.control.images import ImageFreezer
 from trainshed.control.profiles import Lookups, ProfileFreezer, revoked_content
+from trainshed.control.references import approval_hint
 from trainshed.control.resuming import freeze_checkpoint, hold_checkpoints
 from trainshed.control.snapshots import Snapshots
 from trainshed.model.access import Permission, Principal
@@ -33,7 +34,7 @@ from trainshed.model.submission import (
     Submission,
     TrialRequest,
     differences,
-    parse_submission,
+    read_submission,
 )
 from trainshed.policy.budget import Account, ProjectLimits, RunningTrial, account
 from trainshed.policy.effective import (
@@ -44,7 +45,7 @@ from trainshed.policy.effective import (
     quota_faults,
 )
 from trainshed.policy.waiting import rank
-from trainshed.store import access, jobs, queue, runners
+from trainshed.store import access, contents, jobs, queue, runners
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import Job, Project, Revision
 
@@ -101,15 +102,19 @@ class Acceptance:
         """
         if not principal.may(Permission.TRAINING_RUN):
             raise Refusal.of("PERMISSION_DENIED", "this key has no `training.run` in its project")
-        submission = parse_submission(document)
+        submission, malformed = read_submission(document)
         with self._database.read() as connection:
+            if malformed:
+                # What its references mean is looked up all the same, so that every fault is told at once.
+                project = access.get_project(connection, principal.project_id)
+                self._freeze(connection, principal, project, submission, malformed)
             if job_id := self._replay(connection, principal, submission):
                 return job_id, False
             project = access.get_project(connection, principal.project_id)
             frozen = self._freeze(connection, principal, project, submission)
         self._profiles.verify((item.request.path, item.profile) for item in frozen if item.profile)
         frozen = self._freeze_images(frozen)
-        job, rows, contents = self._rows(principal, project, submission, frozen)
+        job, rows, uses = self._rows(principal, project, submission, frozen)
         resumed = {i.resume_from: f"{i.request.path}.resume_from" for i in frozen if i.resume_from}
 
         def store(connection: Connection) -> str | None:
@@ -117,7 +122,7 @@ class Acceptance:
                 return job_id
             hold_checkpoints(connection, resumed)
             jobs.insert_job(connection, job, rows)
-            jobs.insert_contents(connection, contents)
+            jobs.insert_contents(connection, uses)
             reach(Point.ACCEPT_BEFORE_COMMIT)
             return None
 
@@ -146,12 +151,18 @@ class Acceptance:
         return job.id
 
     def _freeze(
-        self, connection: Connection, principal: Principal, project: Project, submission: Submission
+        self,
+        connection: Connection,
+        principal: Principal,
+        project: Project,
+        submission: Submission,
+        malformed: Sequence[Fault] = (),
     ) -> list[_Frozen]:
-        faults = FaultList()
+        """Everything decided; raises `Refusal` with every fault, ``malformed`` among them."""
+        faults = FaultList(list(malformed))
         fleet = self._fleet.read(connection)
         funds = project_account(connection, project, now=self._clock())
-        contents: Lookups = {}
+        known: Lookups = {}
         resolved: dict[Selector, tuple[Revision, str | None] | Refusal] = {}
         frozen = []
         for request in submission.trials:
@@ -160,12 +171,12 @@ class Acceptance:
                 resolved[request.selector] = self._resolve(connection, principal, request.selector)
             found = resolved[request.selector]
             if isinstance(found, Refusal):
-                faults.faults += [Fault(f"{path}.{f.path}", f.code, f.message) for f in found.faults]
+                faults.faults += [replace(fault, path=f"{path}.{fault.path}") for fault in found.faults]
                 continue
             revision, source_ref = found
             definition = self._snapshots.definition(revision.snapshot_sha256, revision.definition)
             faults.faults += _runner_faults(request, definition, path)
-            profile = self._profiles.freeze(connection, principal, request, definition, contents, faults)
+            profile = self._profiles.freeze(connection, principal, request, definition, known, faults)
             resumed = freeze_checkpoint(connection, project.id, request, definition, faults)
             resources = self._resources(request, definition, fleet, project, funds, path, faults)
             if resources is not None:
@@ -190,7 +201,7 @@ class Acceptance:
         for item in frozen:
             answer = None if item.image_name is None else found[item.image_name]
             if isinstance(answer, Refusal):
-                faults.faults += [Fault(item.image_path, f.code, f.message) for f in answer.faults]
+                faults.faults += [replace(fault, path=item.image_path) for fault in answer.faults]
                 waits.append(answer.retry_after or 0)
             else:
                 done.append(replace(item, image=answer))
@@ -277,7 +288,7 @@ class Acceptance:
             }
             for position, item in enumerate(frozen)
         ]
-        contents = [
+        uses = [
             {
                 "trial_id": row["id"],
                 "role": use.role,
@@ -290,7 +301,7 @@ class Acceptance:
             if item.profile is not None
             for use in item.profile.contents
         ]
-        return job, rows, contents
+        return job, rows, uses
 
 
 def _refuse_revoked(
@@ -299,10 +310,13 @@ def _refuse_revoked(
     """Refuse the retry of a Job whose content its project may not use any more (A2, of content)."""
     for trial_id, frozen in jobs.contents_of(connection, with_profile).items():
         if revoked := revoked_content(connection, project_id, frozen):
+            kind, digest = ContentKind(revoked.kind), revoked.manifest_sha256
+            there = contents.still_readable(connection, project_id, kind, revoked.name, digest)
             raise Refusal.of(
                 "ACCESS_DENIED",
-                f"{ContentKind(revoked.kind).noun} {revoked.name}@{revoked.version} may no longer be used",
+                f"{kind.noun} {revoked.name}@{revoked.version} may no longer be used",
                 path=f"trials[{trial_ids.index(trial_id)}].spec.profile",
+                hint=approval_hint(revoked.name, digest) if there else "",
             )
 
 

@@ -7,8 +7,9 @@ prepared is remembered by this process only: the next one prepares again, which 
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from trainshed.control.launching import (
     inputs_of,
 )
 from trainshed.engines.contract import Engine, EngineError, Mount
-from trainshed.model.content import ContentFile
+from trainshed.model.content import ContentFile, ContentKind
 from trainshed.model.runner_tree import RunnerFile
 from trainshed.store import checkpoints, events, jobs, moves
 from trainshed.store.database import Connection, Database, DatabaseUnavailable
@@ -143,14 +144,21 @@ class Preparer:
             return {"on_progress": told.bringing(what), "cancelled": cancelled}
 
         sizes = {file.sha256: file.size for file in files}
-        sources = self._content.hold_files(sizes, holder, **watched("the Runner's files"))
+        try:
+            sources = self._content.hold_files(sizes, holder, **watched("the Runner's files"))
+        except LocalContentError as error:
+            named = next((file.path for file in files if file.sha256 == error.sha256), None)
+            raise error.of(f"the Runner's file `{named}`" if named else "the Runner's files") from error
         mounts = []
         for each in used:
             what = f"{each.kind}/{each.name}@{each.version}"
-            tree = self._content.tree(each.manifest_sha256, holder, **watched(what))
+            with _named(f"{ContentKind(each.kind).noun} {each.name}@{each.version} ({_part(each.role)})"):
+                tree = self._content.tree(each.manifest_sha256, holder, **watched(what))
             mounts.append(content_mount(each.role, tree))
         if trial.resume_from is not None:
-            tree = self._content.tree_of(checkpoint, holder, **watched(f"Checkpoint {trial.resume_from}"))
+            what = f"Checkpoint {trial.resume_from}"
+            with _named(what):
+                tree = self._content.tree_of(checkpoint, holder, **watched(what))
             mounts.append(Mount(tree, CHECKPOINT))
         if trial.profile is not None:
             mounts.append(Mount(self._content.own_file(PROFILE, trial.profile.encode(), holder), PROFILE))
@@ -168,6 +176,21 @@ class Preparer:
                 return used, []
             files = checkpoints.files_of(connection, trial.resume_from)
         return used, [ContentFile(file.name, file.size, file.sha256) for file in files]
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Say of what cannot be had here which content it is."""
+    try:
+        yield
+    except LocalContentError as error:
+        raise error.of(what) from error
+
+
+def _part(role: str) -> str:
+    """``input:data`` as people say it."""
+    part, _, name = role.partition(":")
+    return f"{part} `{name}`" if name and part != "plugin" else part
 
 
 class _Progress:

@@ -15,11 +15,12 @@ from typing import Any
 
 from trainshed.content.blobs import BlobError, BlobNotFound, BlobStore, DigestMismatch
 from trainshed.control.frozen import ContentUse, FrozenProfile
+from trainshed.control.references import approval_hint, unknown_version
 from trainshed.model.access import Principal
 from trainshed.model.content import ContentKind, ContentUri
 from trainshed.model.errors import FaultList, Refusal
 from trainshed.model.parameters import apply_schema, place_text
-from trainshed.model.profile import PROFILE_V1, JobProfile, ProfileInput
+from trainshed.model.profile import PROFILE_V1, PROFILE_V2, JobProfile, ProfileInput
 from trainshed.model.recipe import RECIPE_ABI, Recipe, Reference, recipe_from_about
 from trainshed.model.runner import RunnerDefinition
 from trainshed.model.splits import DEFAULT_CONFIG
@@ -36,8 +37,9 @@ MAX_SNAPSHOT_BYTES = 256 << 10
 _SHOWN = 20
 _MALFORMED = "INVALID_PROFILE"
 
-Lookups = dict[ContentUri, ContentVersion | tuple[str, str]]
-"""What the references of one submission were found to be: the version, or a code and why there is none."""
+Lookups = dict[ContentUri, ContentVersion | tuple[str, str, str]]
+"""What the references of one submission were found to be: the version, or a code, why there is none, and a
+hint."""
 
 
 class ProfileFreezer:
@@ -60,6 +62,14 @@ class ProfileFreezer:
         ``known`` is shared by the Trials of one submission.
         """
         if request.profile is None:
+            if definition.needs_profile and not any(
+                fault.path.startswith(f"{request.path}.profile") for fault in faults.faults
+            ):
+                said = (
+                    f"the Runner {request.selector} runs Recipes (`[recipe] entrypoint`), so it needs a Job "
+                    f"Profile of {PROFILE_V2} that names one; docs/profiles.md shows how"
+                )
+                faults.add(f"{request.path}.profile", _MALFORMED, said)
             return None
         before = len(faults.faults)
         freezing = _Freezing(connection, principal.project_id, request, definition, known, faults)
@@ -115,7 +125,7 @@ def _plugin_fault(connection: Connection, name: str, manifest_sha256: str) -> st
     """Why a plugin package may not run here, or ``None`` if it is approved (E94)."""
     approval = contents.approval(connection, manifest_sha256)
     if approval is None or approval.name != name:
-        return "is not approved on this deployment; an administrator approves it by its digest"
+        return "is not approved on this deployment; the owner key approves it by its digest"
     return None if approval.revoked_at is None else "is not approved any more on this deployment"
 
 
@@ -136,10 +146,13 @@ class _Freezing:
     known: Lookups
     faults: FaultList
     uses: list[ContentUse] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
+    """Places at fault before anything was looked up; nothing more is said of them."""
     dependencies: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def run(self, profile: JobProfile) -> dict[str, Any]:
         """The snapshot."""
+        self.told = {fault.path for fault in self.faults.faults}
         if not self.runner_takes(profile):
             return {}  # whatever else is wrong with it, this Runner reads no such profile
         document: dict[str, Any] = {"schema": profile.schema}
@@ -166,27 +179,36 @@ class _Freezing:
                     )
         return document
 
-    def add(self, place: tuple[str | int, ...], code: str, message: str) -> None:
+    def add(self, place: tuple[str | int, ...], code: str, message: str, hint: str = "") -> None:
         path = place_text(f"{self.request.path}.profile", place)
-        name = f"`{place[-1]}`" if isinstance(place[-1], str) else f"entry {place[-1]}"
-        self.faults.add(path, code, f"{name} {message}")
+        if path not in self.told:
+            name = place[-1] if isinstance(place[-1], str) else place_text("", place[-2:])
+            self.faults.add(path, code, f"`{name}` {message}", hint)
 
     def runner_takes(self, profile: JobProfile) -> bool:
         """Whether the Runner declares that it reads such profiles (E91, E100)."""
+        abis = self.definition.abis
         wanted = (PROFILE_V1, RECIPE_ABI) if profile.schema == PROFILE_V1 else (RECIPE_ABI,)
-        if not set(wanted).isdisjoint(self.definition.abis):
+        if set(wanted).isdisjoint(abis):
+            said = (
+                f"a profile of {profile.schema} needs a Runner with the abi {' or '.join(wanted)}; "
+                f"{self.request.selector} declares {' and '.join(abis) or 'none'}"
+            )
+        elif profile.schema == PROFILE_V1 and PROFILE_V1 not in abis and self.definition.recipe_entrypoint:
+            # Its program calls the Recipe's entrypoint, and a profile of v1 names no Recipe.
+            said = (
+                f"a profile of {PROFILE_V1} names no Recipe, and the Runner {self.request.selector} runs "
+                f"those with the entrypoint `{self.definition.recipe_entrypoint}`; it needs a profile of "
+                f"{PROFILE_V2}, or has to declare the abi {PROFILE_V1}, too"
+            )
+        else:
             return True
-        declared = " and ".join(self.definition.abis) or "none"
-        self.faults.add(
-            f"{self.request.path}.profile",
-            "PROFILE_RUNNER_UNSUPPORTED",
-            f"a profile of {profile.schema} needs a Runner with the abi {' or '.join(wanted)}; "
-            f"{self.request.selector} declares {declared}",
-        )
+        self.faults.add(f"{self.request.path}.profile", "PROFILE_RUNNER_UNSUPPORTED", said)
         return False
 
     def recipe(self, reference: Reference) -> Recipe | None:
-        version = self.find(("recipe",), reference)
+        # Of a Recipe with another digest the rest is judged all the same, by the one that its URI names.
+        version = self.find(("recipe",), reference) or self.named(reference.uri)
         if version is None:
             return None
         recipe = _recipe(version.manifest_sha256, version.about)
@@ -272,7 +294,8 @@ class _Freezing:
         version = self.find(place, reference)
         if version is not None:
             if fault := _plugin_fault(self.connection, version.name, version.manifest_sha256):
-                self.add(place, "ACCESS_DENIED", f"{reference.uri} {fault}")
+                hint = approval_hint(version.name, version.manifest_sha256)
+                self.add(place, "ACCESS_DENIED", f"is {reference.uri}, which {fault}", hint)
             self.use(f"plugin:{version.name}", version)
         return reference.document() | {"name": reference.uri.full_name}
 
@@ -283,16 +306,18 @@ class _Freezing:
 
         ``said`` starts the sentence of a fault that is about something behind ``place``.
         """
+        behind = bool(said)
         if reference.uri not in self.known:
             self.known[reference.uri] = self.look_up(reference.uri)
         found = self.known[reference.uri]
         if not isinstance(found, ContentVersion):
-            code, why = found
-            self.add(place if said else (*place, "uri"), code, f"{said}{why}")
+            code, why, hint = found
+            said = said or f"is {reference.uri}, which "
+            self.add(place if behind else (*place, "uri"), code, f"{said}{why}", hint)
             return None
         if found.manifest_sha256 != reference.manifest_sha256:
             self.add(
-                place if said else (*place, "manifest_sha256"),
+                place if behind else (*place, "manifest_sha256"),
                 "PROFILE_HASH_MISMATCH",
                 f"{said}is {reference.manifest_sha256}, and {reference.uri} was published with "
                 f"{found.manifest_sha256}",
@@ -300,7 +325,12 @@ class _Freezing:
             return None
         return found
 
-    def look_up(self, uri: ContentUri) -> ContentVersion | tuple[str, str]:
+    def named(self, uri: ContentUri) -> ContentVersion | None:
+        """What `find` found by this URI alone."""
+        found = self.known.get(uri)
+        return found if isinstance(found, ContentVersion) else None
+
+    def look_up(self, uri: ContentUri) -> ContentVersion | tuple[str, str, str]:
         found = contents.resolve(self.connection, self.project_id, uri)
         if found is not None:
             return found
@@ -308,8 +338,10 @@ class _Freezing:
         if contents.readable(self.connection, self.project_id, uri.kind, uri.full_name):
             there = contents.find_version(self.connection, uri.kind, uri.full_name, uri.ref)
             if there is not None:
-                return "PROFILE_ARCHIVED", f"{uri} was withdrawn by its publisher"
-        return "ACCESS_DENIED", f"{uri} is nothing that this project may read"
+                return "PROFILE_ARCHIVED", "was withdrawn by its publisher", ""
+            said, hint = unknown_version(self.connection, uri.kind, uri.full_name, uri.ref)
+            return "ACCESS_DENIED", f"does not exist: {said}", hint
+        return "ACCESS_DENIED", "is nothing that this project may read", ""
 
     def use(self, role: str, version: ContentVersion) -> None:
         kind = ContentKind(version.kind)

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainshed.model.content import ContentKind
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.globs import MAX_PATTERNS, OutputPatterns, pattern_fault
-from trainshed.model.recipe import MAX_RECIPE_BYTES, RECIPE_FILE, Recipe, parse_recipe, recipe_from_about
+from trainshed.model.recipe import MAX_RECIPE_BYTES, RECIPE_FILE, Recipe, judge_recipe, read_recipe
 from trainshed.model.splits import infer_configs
 from trainshed.model.strict_toml import decode_toml
 
@@ -81,11 +81,11 @@ def read_about(
     if kind is ContentKind.RECIPES:
         if content is None:
             raise Refusal.of(_CODE, f"a Recipe needs a `{name}` at the top of its folder", path=name)
-        recipe = parse_recipe(content)
-        _refuse(recipe.tree_faults(paths))
+        recipe, faults = read_recipe(content)
+        _refuse([*faults, *recipe.tree_faults(paths)])
         return recipe.about()
     form = _FORMS[kind]
-    about: dict[str, Any] = {} if content is None else _parse(form, content)
+    about, faults = ({}, []) if content is None else _parse(form, content)
     if form.configs:
         about.setdefault("type", DATASET_TYPES[0])
         if "configs" not in about:
@@ -93,18 +93,17 @@ def read_about(
     check = AboutCheck(kind, about)
     for path in paths:
         check.see(path)
-    _refuse(check.finish())
+    told = {fault.path for fault in faults}
+    faults += [fault for fault in check.finish() if fault.path not in told]
+    named = "" if content is None else f"{name}: "
+    _refuse([replace(fault, message=f"{named}{fault.message}") for fault in faults])
     return about
 
 
 def check_about(kind: ContentKind, about: Mapping[str, Any]) -> list[Fault]:
     """What is wrong with ``about`` by itself; empty if nothing is."""
     if kind is ContentKind.RECIPES:
-        try:
-            recipe_from_about(about)
-        except Refusal as refusal:
-            return list(refusal.faults)
-        return []
+        return judge_recipe(about)[1]
     form = _FORMS[kind]
     known = (*form.texts, *form.lists, *(("configs",) if form.configs else ()))
     check = _Checker(FaultList())
@@ -124,23 +123,21 @@ class AboutCheck:
     """Whether ``about`` fits the files it comes with: `see` every path, then `finish`."""
 
     def __init__(self, kind: ContentKind, about: Mapping[str, Any]) -> None:
-        self._faults = check_about(kind, about)
         self._recipe: Recipe | None = None
+        if kind is ContentKind.RECIPES:
+            self._recipe, self._faults = judge_recipe(about)
+        else:
+            self._faults = check_about(kind, about)
         self._modules: set[str] = set()
         # By the folder that a pattern spells out, so that a path meets only the patterns of its own folders.
         self._open: dict[str, list[tuple[OutputPatterns, tuple[str, str]]]] = {}
         self._unmatched: dict[tuple[str, str], None] = {}
-        if self._faults:
-            return
-        if kind is ContentKind.RECIPES:
-            self._recipe = recipe_from_about(about)
-        elif kind is ContentKind.DATASETS:
-            for config, splits in about["configs"].items():
-                for split, patterns in splits.items():
-                    self._unmatched[config, split] = None
-                    for pattern in patterns:
-                        below = self._open.setdefault(_fixed_folder(pattern), [])
-                        below.append((OutputPatterns([pattern]), (config, split)))
+        if kind is ContentKind.DATASETS:
+            for config, split, patterns in _usable_splits(about.get("configs"), self._faults):
+                self._unmatched[config, split] = None
+                for pattern in patterns:
+                    below = self._open.setdefault(_fixed_folder(pattern), [])
+                    below.append((OutputPatterns([pattern]), (config, split)))
 
     def see(self, path: str) -> None:
         if self._recipe is not None and path in self._recipe.module_files():
@@ -167,7 +164,22 @@ class AboutCheck:
         return faults
 
 
-def _parse(form: _Form, content: bytes) -> dict[str, Any]:
+def _usable_splits(configs: Any, faults: Iterable[Fault]) -> Iterator[tuple[str, str, list[str]]]:
+    """Config, split and patterns of every split that has no fault of its own, nor one around it."""
+    told = {fault.path for fault in faults}
+    if not isinstance(configs, Mapping) or "configs" in told:
+        return
+    for config, splits in configs.items():
+        if not isinstance(splits, Mapping):
+            continue
+        for split, patterns in splits.items():
+            where = f"configs.{config[:MAX_TEXT_CHARS]}.{split[:MAX_TEXT_CHARS]}"
+            count = len(patterns) if isinstance(patterns, list) else 0
+            if told.isdisjoint([where, *(f"{where}[{place}]" for place in range(count))]):
+                yield config, split, patterns
+
+
+def _parse(form: _Form, content: bytes) -> tuple[dict[str, Any], list[Fault]]:
     try:
         document = decode_toml(content, MAX_ABOUT_FILE_BYTES)
     except ValueError as error:
@@ -183,8 +195,7 @@ def _parse(form: _Form, content: bytes) -> dict[str, Any]:
     about = dict(said)
     if form.configs and "configs" in document:
         about["configs"] = check.config_tables(document["configs"])
-    check.faults.raise_if_any()
-    return about
+    return about, check.faults.faults
 
 
 def _fixed_folder(pattern: str) -> str:

@@ -71,4 +71,9 @@ def parse_checkpoint_ref(text: str) -> CheckpointRef:
     named = text.startswith(SCHEME) and slash
     if named and JOB_ID.fullmatch(job_id) and CHECKPOINT_ID.fullmatch(checkpoint_id):
         return CheckpointRef(checkpoint_id, job_id)
+    if named and CHECKPOINT_ID.fullmatch(checkpoint_id):
+        raise ValueError(
+            f"its Job id `{job_id[:80]}` is malformed: it is `job_` and then 26 digits and capital letters; "
+            f"without the Job write `{checkpoint_id}`"
+        )
     raise ValueError(f"write a Checkpoint's id, `ckpt_…`, or {SCHEME}JOB_ID/CHECKPOINT_ID")

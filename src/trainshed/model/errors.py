@@ -145,6 +145,8 @@ class Fault:
     path: str
     code: str
     message: str
+    hint: str = ""
+    """What to do next, where that is more than what the code's own hint says."""
 
     def as_dict(self) -> dict[str, str]:
         return {"path": self.path, "code": self.code, "message": self.message}
@@ -171,9 +173,9 @@ class Refusal(Exception):
         super().__init__(self.message)
 
     @classmethod
-    def of(cls, code: str, message: str, *, path: str = "", **extra: Any) -> Refusal:
-        """A refusal with one fault."""
-        return cls([Fault(path, code, message)], extra=extra)
+    def of(cls, code: str, message: str, *, path: str = "", hint: str = "", **extra: Any) -> Refusal:
+        """A refusal with one fault; without ``hint`` the code's own is given."""
+        return cls([Fault(path, code, message, hint)], extra=extra)
 
     @property
     def code(self) -> str:
@@ -188,10 +190,19 @@ class Refusal(Exception):
     def message(self) -> str:
         return self.faults[0].message
 
+    @property
+    def hint(self) -> str:
+        """Of the first fault: headline, status and hint belong to the same one."""
+        return self.faults[0].hint or CODES[self.code].hint
+
     def body(self) -> dict[str, Any]:
         """The one error shape, at most `MAX_BODY_BYTES` as compact JSON."""
-        hint = CODES[self.code].hint
-        base = {"code": self.code, "message": _clip(self.message, 600), "hint": hint, **self.extra}
+        base = {
+            "code": self.code,
+            "message": _clip(self.message, 600),
+            "hint": _clip(self.hint, 1000),
+            **self.extra,
+        }
         if _size(base) > MAX_BODY_BYTES // 2:
             base = {key: base[key] for key in ("code", "message", "hint")}
         shown: list[dict[str, str]] = []
@@ -218,8 +229,8 @@ class FaultList:
 
     faults: list[Fault] = field(default_factory=list)
 
-    def add(self, path: str, code: str, message: str) -> None:
-        self.faults.append(Fault(path, code, message))
+    def add(self, path: str, code: str, message: str, hint: str = "") -> None:
+        self.faults.append(Fault(path, code, message, hint))
 
     def __bool__(self) -> bool:
         return bool(self.faults)

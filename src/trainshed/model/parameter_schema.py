@@ -21,7 +21,7 @@ from trainshed.model.json_schema import (
     metaschema_faults,
     pattern_fault,
 )
-from trainshed.model.parameters import MAX_DEPTH, fill_defaults, too_deep, value_faults
+from trainshed.model.parameters import MAX_DEPTH, fill_defaults, is_fraction, too_deep, value_faults
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MAX_SUBSCHEMAS = 500
@@ -61,17 +61,26 @@ def schema_faults(schema: Any) -> list[Found]:
         return [((), "must be a table that holds a JSON Schema")]
     if (place := too_deep(schema)) is not None:
         return [(place[:4], f"is nested deeper than {MAX_DEPTH} levels")]
-    if found := value_faults(schema):
-        return found[:MAX_SHOWN]
+    values = value_faults(schema)
+    if not all(is_fraction(schema, place) for place, _ in values):
+        return values[:MAX_SHOWN]
     parts = list(_parts(schema))
     if len(parts) > MAX_SUBSCHEMAS:
         return [((), f"holds {len(parts)} schemas; at most {MAX_SUBSCHEMAS}")]
-    found = [each for place, part in parts for each in _part_faults(place, part, {p for p, _ in parts})]
-    found += _pattern_faults(parts)
+    places = {place for place, _ in parts}
+    unfit = [each for place, part in parts for each in _part_faults(place, part, places)]
+    unfit += _pattern_faults(parts)
+    numbers = [((*place, "type"), _NO_NUMBERS) for place, part in parts if _allows_numbers(part)]
+    found = [*values, *unfit, *numbers]
     if schema.get("type") != "object":
         found.append((("type",), 'must be "object": parameters are given by their names'))
-    # Each step relies on the one before: only a schema that is one has defaults to be tried.
-    return (found or metaschema_faults(schema) or _default_faults(schema, parts))[:MAX_SHOWN]
+    # Each step relies on the one before: only a schema that is one, and refers to what is there, has
+    # defaults to be tried.
+    if not unfit:
+        told = {place for place, _ in found}
+        more = metaschema_faults(schema) or _default_faults(schema, parts)
+        found += [(place, message) for place, message in more if place not in told]
+    return found[:MAX_SHOWN]
 
 
 def _parts(schema: Any, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any]]]:
@@ -99,9 +108,11 @@ def _part_faults(place: Place, part: Mapping[str, Any], places: set[Place]) -> I
         yield (*place, "$schema"), f"must be {DIALECT}, not {str(dialect)[:80]!r}"
     if "$ref" in part and (fault := _reference_fault(part["$ref"], places)):
         yield (*place, "$ref"), fault
+
+
+def _allows_numbers(part: Mapping[str, Any]) -> bool:
     kind = part.get("type")
-    if "number" in (kind if isinstance(kind, list) else [kind]):
-        yield (*place, "type"), _NO_NUMBERS
+    return "number" in (kind if isinstance(kind, list) else [kind])
 
 
 def _reference_fault(reference: Any, places: set[Place]) -> str | None:

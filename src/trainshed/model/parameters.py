@@ -57,6 +57,11 @@ def plain_fault(value: Any) -> str | None:
     if isinstance(value, str):
         return _text_fault(value)
     if isinstance(value, float):
+        if value.is_integer() and abs(value) <= MAX_INTEGER:
+            return (
+                f"is a whole number written with `.` or an exponent, which programs read differently; write "
+                f'{int(value)}, or, where the Recipe takes one, a decimal as a string ("{value!r}")'
+            )
         shown = repr(value) if math.isfinite(value) else "this number"
         return (
             f"is {shown}: programs read numbers with a fraction or an exponent differently; "
@@ -69,6 +74,13 @@ def plain_fault(value: Any) -> str | None:
         return None
     said = "null" if value is None else f"a {type(value).__name__}"
     return f"is {said}; a parameter is an integer, a boolean, a string, or a list or an object of them"
+
+
+def is_fraction(value: Any, place: Place) -> bool:
+    """Whether what stands at ``place`` in ``value`` is a number that only is not written as an integer."""
+    for key in place:
+        value = value[key]
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def too_deep(value: Any) -> Place | None:
@@ -91,9 +103,12 @@ def apply_schema(schema: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[d
     try:
         with budget():
             fill_defaults(schema, schema, merged)
-        if faults := value_faults(merged):
-            return merged, faults
-        return merged, check(schema, schema, merged)
+        found = value_faults(merged)
+        if not all(is_fraction(merged, place) for place, _ in found):
+            return merged, found
+        # A fraction hides no other fault; of the fraction itself enough is said.
+        places = {place for place, _ in found}
+        return merged, found + [each for each in check(schema, schema, merged) if each[0] not in places]
     except Unbounded as error:
         return merged, [((), f"cannot be checked: {error}")]
 

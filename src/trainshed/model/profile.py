@@ -70,21 +70,30 @@ class JobProfile:
 def parse_profile(value: Mapping[str, Any], path: str, faults: FaultList) -> JobProfile | None:
     """Check a Profile. Adds every fault with its place below ``path``; then the answer is ``None``."""
     before = len(faults.faults)
-    check = _Checker(path, faults)
-    profile = check.profile(value)
+    profile = read_profile(value, path, faults)
     return profile if len(faults.faults) == before else None
+
+
+def read_profile(value: Mapping[str, Any], path: str, faults: FaultList) -> JobProfile | None:
+    """`parse_profile`, but of a Profile at fault the answer is what could be read of it all the same.
+
+    It is of use for finding more faults, and for nothing else.
+    """
+    return _Checker(path, faults).profile(value)
 
 
 @dataclass(slots=True)
 class _Checker:
-    """Reads one part at a time; what it answers counts only if no fault was added."""
+    """Reads one part at a time; of a part at fault it answers what is of use for finding more faults."""
 
     path: str
     faults: FaultList
 
     def add(self, place: tuple[str | int, ...], message: str, code: str = _CODE) -> None:
         name = place[-1] if place else "profile"
-        shown = f"`{name}`" if isinstance(name, str) and name.isprintable() else f"entry {name!r}"
+        if isinstance(name, int):
+            name = place_text("", place[-2:])
+        shown = f"`{name}`" if name.isprintable() else f"entry {name!r}"
         self.faults.add(place_text(self.path, place), code, f"{shown[:90]} {message}")
 
     def profile(self, value: Mapping[str, Any]) -> JobProfile | None:

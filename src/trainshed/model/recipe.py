@@ -31,7 +31,7 @@ import difflib
 import keyword
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -119,6 +119,8 @@ class Recipe:
 
     def tree_faults(self, paths: Iterable[str]) -> list[Fault]:
         """What the Recipe's files lack for its definition; empty if nothing."""
+        if not self.entrypoint:  # of a definition at fault
+            return []
         if not set(self.module_files()).isdisjoint(paths):
             return []
         one, other = self.module_files()
@@ -128,11 +130,20 @@ class Recipe:
 
 def parse_recipe(content: bytes) -> Recipe:
     """Parse the bytes of ``recipe.toml``; raises `Refusal` ``INVALID_CONTENT`` with every fault at once."""
+    recipe, faults = read_recipe(content)
+    if faults:
+        raise Refusal(faults)
+    return recipe
+
+
+def read_recipe(content: bytes) -> tuple[Recipe, list[Fault]]:
+    """What can be read of ``recipe.toml``, and its faults, each of which names the file."""
     try:
         document = decode_toml(content, MAX_RECIPE_BYTES)
     except ValueError as error:
         raise Refusal.of(_CODE, f"{RECIPE_FILE} {error}", path=RECIPE_FILE) from None
-    return recipe_from_about(document)
+    recipe, faults = judge_recipe(document)
+    return recipe, [replace(fault, message=f"{RECIPE_FILE}: {fault.message}") for fault in faults]
 
 
 def recipe_from_about(about: Mapping[str, Any]) -> Recipe:
@@ -140,9 +151,18 @@ def recipe_from_about(about: Mapping[str, Any]) -> Recipe:
 
     Raises `Refusal` ``INVALID_CONTENT`` with every fault at once.
     """
+    recipe, faults = judge_recipe(about)
+    if faults:
+        raise Refusal(faults)
+    return recipe
+
+
+def judge_recipe(about: Mapping[str, Any]) -> tuple[Recipe, list[Fault]]:
+    """What can be read of a definition, and every fault of it; its entrypoint is empty if that is one."""
     if (place := too_deep(about)) is not None:
         where = place_text("", place[:4])
-        raise Refusal.of(_CODE, f"`{where}` is nested deeper than {MAX_DEPTH} levels", path=where)
+        message = f"`{where}` is nested deeper than {MAX_DEPTH} levels"
+        return Recipe(entrypoint=""), [Fault(where, _CODE, message)]
     check = _Checker(FaultList())
     check.known_keys("", about, _KEYS)
     if about.get("abi") != RECIPE_ABI:
@@ -154,8 +174,7 @@ def recipe_from_about(about: Mapping[str, Any]) -> Recipe:
         parameters=check.parameters(about),
         description=check.description("description", about.get("description")),
     )
-    check.faults.raise_if_any()
-    return recipe
+    return recipe, check.faults.faults
 
 
 def wrong_kind(uri: ContentUri, kinds: Collection[ContentKind]) -> str | None:

@@ -6,6 +6,7 @@
     abi = ["envloop.train-recipe/1"]    # optional: which Job Profiles it reads (E91, E100); text or a list
     [recipe]
     entrypoint = "pev.train:main"       # which Recipes it runs: those with this entrypoint (E100)
+    optional = true                     # it can also be run without a Job Profile
     [execution]
     entrypoint = "main.sh"              # or "main.py"; the only key that is required
     outputs = ["outputs/**"]            # which files become artifacts (E73)
@@ -35,7 +36,7 @@ from typing import Any
 from trainshed.model.checkpoints import METRIC_NAME, Best, CheckpointRules, Mode
 from trainshed.model.errors import Fault, FaultList
 from trainshed.model.globs import MAX_PATTERNS, OutputPatterns, pattern_fault
-from trainshed.model.recipe import entrypoint_fault
+from trainshed.model.recipe import RECIPE_ABI, entrypoint_fault
 from trainshed.model.selectors import MAX_NAME_PART_CHARS, NAME_PART, image_fault
 from trainshed.model.strict_toml import decode_toml
 from trainshed.model.submission import (
@@ -101,6 +102,8 @@ class RunnerDefinition:
     """What it declares to read, ``envloop.job-profile/v1`` for one (E91)."""
     recipe_entrypoint: str | None = None
     """``[recipe] entrypoint``: the Recipes that it runs have the same (E100)."""
+    recipe_optional: bool = False
+    """``[recipe] optional``: its program also does something without a Job Profile."""
     name: str | None = None
     """``[runner] name``, ``namespace/name``."""
     schema_version: str | None = None
@@ -112,6 +115,11 @@ class RunnerDefinition:
     def patterns(self) -> OutputPatterns:
         """The compiled ``outputs``."""
         return OutputPatterns(self.outputs)
+
+    @property
+    def needs_profile(self) -> bool:
+        """Whether its program has nothing to run without a Job Profile that names a Recipe (E100)."""
+        return RECIPE_ABI in self.abis and self.recipe_entrypoint is not None and not self.recipe_optional
 
     @property
     def takes_command(self) -> bool:
@@ -175,7 +183,7 @@ def definition_from_document(document: Mapping[str, Any]) -> RunnerDefinition:
     runner = check.table(document, "runner")
     check.known_keys("runner", runner, ("name",))
     recipe = check.table(document, "recipe")
-    check.known_keys("recipe", recipe, ("entrypoint",))
+    check.known_keys("recipe", recipe, ("entrypoint", "optional"))
     execution = check.table(document, "execution")
     check.known_keys("execution", execution, _EXECUTION_KEYS)
     definition = RunnerDefinition(
@@ -188,6 +196,7 @@ def definition_from_document(document: Mapping[str, Any]) -> RunnerDefinition:
         image=check.text("image", document.get("image"), image_fault),
         abis=check.abis(document.get("abi")),
         recipe_entrypoint=check.text("recipe.entrypoint", recipe.get("entrypoint"), entrypoint_fault),
+        recipe_optional=check.flag("recipe.optional", recipe.get("optional", False)),
         name=check.text("runner.name", runner.get("name"), _name_fault),
         schema_version=check.text("schema_version", document.get("schema_version"), _word_fault),
         checkpoints=check.checkpoints(check.table(document, "checkpoints")),
@@ -237,6 +246,11 @@ class _Checker:
             self.add(path, f"{fault}")
             return None
         return str(value)
+
+    def flag(self, path: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            self.add(path, f"must be true or false, not {_kind(value)}")
+        return value is True
 
     def count(self, path: str, value: Any) -> int | None:
         if value is None:
@@ -326,12 +340,9 @@ class _Checker:
 
     def checkpoints(self, table: Mapping[str, Any]) -> CheckpointRules:
         self.known_keys("checkpoints", table, ("resume", "keep_last", "best"))
-        resume = table.get("resume", False)
-        if not isinstance(resume, bool):
-            self.add("checkpoints.resume", f"must be true or false, not {_kind(resume)}")
         best = table.get("best")
         return CheckpointRules(
-            resume=resume is True,
+            resume=self.flag("checkpoints.resume", table.get("resume", False)),
             keep_last=self.count("checkpoints.keep_last", table.get("keep_last")),
             best=None if best is None else self.best(best),
         )

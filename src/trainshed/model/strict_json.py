@@ -14,14 +14,14 @@ MAX_NESTING = 100
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
-def decode_json(body: bytes) -> Any:
+def decode_json(body: bytes, what: str = "the body") -> Any:
     """Decode a request body strictly: UTF-8, no duplicate keys, no NaN or Infinity, bounded nesting.
 
     Raises `Refusal` with ``INVALID_REQUEST``.
     """
     # Everything that walks a document goes a stack frame deeper a level, up to the interpreter's limit.
     if _depth_exceeds(body, MAX_NESTING):
-        raise Refusal.of("INVALID_REQUEST", f"the body is nested deeper than {MAX_NESTING} levels")
+        raise Refusal.of("INVALID_REQUEST", f"{what} is nested deeper than {MAX_NESTING} levels")
     try:
         return json.loads(
             body.decode("utf-8"),
@@ -30,7 +30,7 @@ def decode_json(body: bytes) -> Any:
             parse_float=_finite,
         )
     except ValueError as error:
-        raise Refusal.of("INVALID_REQUEST", f"the body is not JSON: {error}") from None
+        raise Refusal.of("INVALID_REQUEST", f"{what} is not JSON: {error}") from None
 
 
 def _depth_exceeds(body: bytes, limit: int) -> bool:

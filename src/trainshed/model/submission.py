@@ -17,7 +17,7 @@ from typing import Any
 
 from trainshed.model.checkpoints import CheckpointRef, parse_checkpoint_ref
 from trainshed.model.errors import Fault, FaultList, Refusal
-from trainshed.model.profile import JobProfile, parse_profile
+from trainshed.model.profile import JobProfile, read_profile
 from trainshed.model.selectors import Selector, image_fault, parse_selector
 from trainshed.model.strict_json import canonical_json
 
@@ -51,6 +51,7 @@ SPEC_KEYS = (
 
 _BACKEND_KEYS = frozenset({"executor", "provider", "backend", "engine", "cluster", "node", "placement"})
 _SPEC_CODE = "INVALID_TRAIN_JOB_SPEC"
+_IN_PROFILE = re.compile(r"(?:trials\[\d+\]\.)?spec\.profile(?:$|[.\[])")
 _KEY_REASONS: Mapping[str, str] = {
     **dict.fromkeys(
         ("recipe", "recipe_params", "recipes"),
@@ -122,6 +123,17 @@ class Submission:
 
 def parse_submission(document: Any) -> Submission:
     """Check ``document`` by every rule that needs no lookup; raises `Refusal` with all faults at once."""
+    submission, malformed = read_submission(document)
+    if malformed:
+        raise Refusal(malformed)
+    return submission
+
+
+def read_submission(document: Any) -> tuple[Submission, list[Fault]]:
+    """`parse_submission`, but where nothing is wrong except inside of profiles: then their faults.
+
+    What could be read of such profiles is in the answer, so that what they refer to can be looked up.
+    """
     if not isinstance(document, dict):
         raise Refusal.of("INVALID_REQUEST", f"the body must be a JSON object, not {_kind(document)}")
     faults = FaultList()
@@ -139,12 +151,14 @@ def parse_submission(document: Any) -> Submission:
         trials.append(trial)
         canonical.append(form)
     _unique_names(trials, entries, faults)
-    faults.raise_if_any()
-    return Submission(
+    if not all(_IN_PROFILE.match(fault.path) for fault in faults.faults):
+        raise Refusal(faults.faults)
+    submission = Submission(
         request_id=request_id,
         trials=tuple(trial for trial in trials if trial is not None),
-        canonical=canonical_json({"type": "train", "trials": canonical}),
+        canonical="" if faults else canonical_json({"type": "train", "trials": canonical}),
     )
+    return submission, faults.faults
 
 
 def differences(stored: str, sent: str) -> list[Fault]:
@@ -231,10 +245,9 @@ def _trial(
     if not isinstance(spec, dict):
         faults.add(spec_path, _SPEC_CODE, f"`spec` must be an object, not {_kind(spec)}")
         return None, form
-    before = len(faults.faults)
     request = _spec(spec, spec_path, name, faults)
     form["spec"] = _canonical_spec(spec)
-    return (request if len(faults.faults) == before else None), form
+    return request, form
 
 
 def _trial_name(value: Any, path: str, faults: FaultList) -> str:
@@ -422,7 +435,7 @@ def _profile(spec: Mapping[str, Any], path: str, faults: FaultList) -> JobProfil
     elif not isinstance(value, dict):
         faults.add(where, "INVALID_PROFILE", f"`profile` must be an object, not {_kind(value)}")
     else:
-        return parse_profile(value, where, faults)
+        return read_profile(value, where, faults)
     return None
 
 
@@ -440,6 +453,7 @@ def _resume_from(spec: Mapping[str, Any], path: str, faults: FaultList) -> Check
         _join(path, "resume_from"),
         _SPEC_CODE,
         f"`resume_from` {fault or f'must be a string, not {_kind(value)}'}",
+        "Copy the id from `trainshed checkpoint list`.",
     )
     return None
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from trainshed.content.blobs import BlobNotFound
 from trainshed.content.trees import StoredTree
+from trainshed.control.references import list_hint, unknown_version
 from trainshed.model.access import Permission
 from trainshed.model.content import VERSION, ContentFile, ContentKind, ContentUri
 from trainshed.model.errors import Refusal
@@ -79,7 +80,7 @@ def one_listed(call: Call, connection: Connection, kind: ContentKind, name: str)
     """A readable content by name; raises `Refusal` ``CONTENT_NOT_FOUND``."""
     found = list_contents(connection, call.principal, kind, after=None, limit=1, name=name)
     if not found:
-        raise not_found(f"there is no readable {kind.noun} `{name[:200]}`")
+        raise not_found(f"there is no readable {kind.noun} `{name[:200]}`", list_hint(kind))
     return found[0]
 
 
@@ -104,7 +105,11 @@ def version_page(call: Call, kind: ContentKind, name: str, *, show: Any) -> Page
 def readable_version(
     call: Call, connection: Connection, kind: ContentKind, name: str, ref: str
 ) -> tuple[ContentVersion, Content]:
-    """A readable version; unknown, withdrawn and unreadable ones are one refusal ``CONTENT_NOT_FOUND``."""
+    """A readable version; raises `Refusal` ``CONTENT_NOT_FOUND``.
+
+    Of a content that the caller may read it says which versions there are; else unknown and unreadable are
+    one answer.
+    """
     found = None
     if VERSION.fullmatch(ref):
         if call.principal.owner:
@@ -114,7 +119,9 @@ def readable_version(
             found = store.resolve(connection, call.project, ContentUri(kind, namespace, short, ref))
     content = store.find_content(connection, kind, name)
     if found is None or found.withdrawn_at is not None or content is None:
-        raise not_found(f"there is no readable {kind.noun} {name}@{ref[:80]}")
+        if list_contents(connection, call.principal, kind, after=None, limit=1, name=name):
+            raise not_found(*unknown_version(connection, kind, name, ref))
+        raise not_found(f"there is no readable {kind.noun} {name}@{ref[:80]}", list_hint(kind))
     return found, content
 
 
@@ -177,7 +184,7 @@ def own_content(call: Call, connection: Connection, kind: ContentKind, name: str
     """The content, if the caller's project owns it; others' are not found."""
     content = store.find_content(connection, kind, name)
     if content is None or not (call.principal.owner or content.project_id == call.project):
-        raise not_found(f"your project has no {kind.noun} `{name[:200]}`")
+        raise not_found(f"your project has no {kind.noun} `{name[:200]}`", list_hint(kind))
     return content
 
 
@@ -230,5 +237,5 @@ def file_item(file: ContentFile) -> shapes.ContentFileItem:
     )
 
 
-def not_found(message: str) -> Refusal:
-    return Refusal.of("CONTENT_NOT_FOUND", message, path="name")
+def not_found(message: str, hint: str = "") -> Refusal:
+    return Refusal.of("CONTENT_NOT_FOUND", message, path="name", hint=hint)

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
+from trainshed.control.references import unknown_version
 from trainshed.model.errors import Refusal
 from trainshed.model.selectors import name_part_fault
 from trainshed.server.bodies import Body, visibility_of
@@ -293,11 +294,12 @@ def withdraw(call: Call, kind: str, namespace: str, name: str, version: str) -> 
 
     def change(connection: Connection) -> list[str]:
         own_content(call, connection, wanted, full)
-        return store.withdraw(connection, wanted, full, version, at=at)
+        labels = store.withdraw(connection, wanted, full, version, at=at)
+        if not labels:
+            raise not_found(*unknown_version(connection, wanted, full, version))
+        return labels
 
     labels = call.services.database.write(change)
-    if not labels:
-        raise not_found(f"{wanted.noun} {full} has no version `{version[:80]}`")
     call.services.wake()
     return shapes.ContentWithdrawn.model_validate({"kind": wanted.value, "name": full, "withdrawn": labels})
 

@@ -199,7 +199,8 @@ def _version(call: Call, connection: Connection, name: str, ref: str) -> Content
     try:
         return readable_version(call, connection, _KIND, name, ref)[0]
     except Refusal as refusal:
-        raise Refusal.of("DATASET_REVISION_NOT_FOUND", refusal.message, path="version") from None
+        hint = refusal.faults[0].hint
+        raise Refusal.of("DATASET_REVISION_NOT_FOUND", refusal.message, path="version", hint=hint) from None
 
 
 def _name(encoded: str) -> str:

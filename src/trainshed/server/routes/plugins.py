@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainshed.control.references import list_hint, unknown_version
 from trainshed.model.access import KeyKind
 from trainshed.model.content import ContentKind
 from trainshed.model.errors import Refusal
@@ -17,6 +18,10 @@ from trainshed.store.database import Connection
 from trainshed.store.records import PluginApproval
 
 routes = Routes("plugins")
+
+_OWNER_KEY = (
+    "Use the owner key of the server, which its operator holds; no project admin can give that permission."
+)
 
 
 @routes.get(
@@ -62,7 +67,7 @@ def approve(call: Call, namespace: str, name: str, version: str) -> shapes.Plugi
     def change(connection: Connection) -> PluginApproval:
         found = store.find_version(connection, ContentKind.PLUGINS, full, version)
         if found is None or found.withdrawn_at is not None:
-            raise not_found(f"there is no Plugin {full}@{version[:80]}")
+            raise not_found(*_no_version(connection, full, version))
         return plugins.approve_plugin(connection, found.manifest_sha256, full, at=at, by=by)
 
     return approval_item(call.services.database.write(change))
@@ -83,7 +88,8 @@ def revoke(call: Call, namespace: str, name: str, version: str) -> shapes.Plugin
         digest = version if found is None else found.manifest_sha256
         revoked = plugins.revoke_plugin(connection, digest, at=at, by=by)
         if revoked is None:
-            raise not_found(f"the Plugin {full}@{version[:80]} was never approved")
+            said = f"the Plugin {full}@{version[:80]} was never approved"
+            raise not_found(said, "List what was approved with `trainshed plugin approved`.")
         return revoked
 
     item = approval_item(call.services.database.write(change))
@@ -91,8 +97,17 @@ def revoke(call: Call, namespace: str, name: str, version: str) -> shapes.Plugin
     return item
 
 
+def _no_version(connection: Connection, name: str, ref: str) -> tuple[str, str]:
+    """Why there is no such version, and the hint; the owner key may read everything."""
+    if store.find_content(connection, ContentKind.PLUGINS, name) is None:
+        return f"there is no Plugin {name}", list_hint(ContentKind.PLUGINS)
+    return unknown_version(connection, ContentKind.PLUGINS, name, ref)
+
+
 def _decider(call: Call, namespace: str, name: str) -> str:
     """The plugin's name, for whoever may decide of it: the owner, and never an agent (promise P13)."""
     if not call.principal.owner or call.principal.kind is KeyKind.AGENT:
-        raise Refusal.of("PERMISSION_DENIED", "only the owner key, held by no agent, approves plugins")
+        raise Refusal.of(
+            "PERMISSION_DENIED", "only the owner key, held by no agent, approves plugins", hint=_OWNER_KEY
+        )
     return full_name(namespace, name)
