@@ -15,6 +15,7 @@ import io
 import os
 import re
 import secrets
+from abc import abstractmethod
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -166,9 +167,9 @@ class BlobReader(io.RawIOBase):
         while piece := self.read(size):
             yield piece
 
+    @abstractmethod
     def _fill(self, view: memoryview) -> int:
         """Read some bytes from ``self._place`` on into ``view``, which is not empty."""
-        raise NotImplementedError
 
 
 class _FileReader(BlobReader):
