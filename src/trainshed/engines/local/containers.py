@@ -349,7 +349,12 @@ class Containers:
         return not left
 
     def close(self) -> None:
-        """Remove what is of no use without an engine: empty groups, and files of this boot."""
+        """Remove what is of no use without an engine: empty groups, and files of this boot.
+
+        Not while an attempt may have its container made, which the next engine finds.
+        """
+        if self.used_images():
+            return
         if self._runtime is not None:
             self._runtime.close()
         if self._group is None or not self.home.is_dir():
