@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from support.contents import RECIPE
 from support.fake_server import Reply, refusal
 from trainshed.cli.exits import Exit
+from trainshed.model.content import ContentFile, ContentKind, make_manifest
 
 DIGEST = "d" * 64
 VERSION = {
@@ -88,19 +90,49 @@ def test_show_tells_a_content_or_one_version(run, fake):
 
 def test_versions_and_files_are_listed_and_a_file_is_printed_as_it_is(run, fake):
     files = [{"path": "a b.txt", "size": 3, "sha256": DIGEST, "executable": False}]
-    pinned = f"{BASE}/versions/{DIGEST}"
     fake.routes = {
         f"GET {BASE}/versions": page(VERSION),
         f"GET {BASE}/versions/1.0": Reply(body=DETAIL),
-        f"GET {pinned}/files": page(*files),
-        f"GET {pinned}/files/a%20b.txt": Reply(body=b"\x00\xff\n"),
+        f"GET {BASE}/versions/{DIGEST}/files": page(*files),
     }
     assert DIGEST in run("dataset", "versions", "team/words").out
     assert run("dataset", "versions", "team/words", "--quiet").out == VERSION["uri"] + "\n"
     assert "a b.txt" in run("dataset", "files", "team/words@1.0").out
     assert run("dataset", "files", "team/words@1.0", "--json").json["items"] == files
+    served(fake, "a b.txt", b"\x00\xff\n", b"\x00\xff\n")
     assert run("dataset", "files", "team/words@1.0", "a b.txt").raw == b"\x00\xff\n"
     assert run("dataset", "files", "team/words@1.0", "a b.txt", "--json").status == Exit.USAGE
+
+
+def served(fake, path, published, stored):
+    """The version 1.0 with one file, and what the server has of it now."""
+    digest = hashlib.sha256(published).hexdigest()
+    manifest = make_manifest(
+        ContentKind.DATASETS, [ContentFile(path, len(published), digest)], {"type": "data"}
+    )
+    pinned = f"{BASE}/versions/{manifest.sha256}"
+    fake.routes |= {
+        f"GET {BASE}/versions/1.0": Reply(body={**DETAIL, "manifest_sha256": manifest.sha256}),
+        f"GET {pinned}/manifest": Reply(body=manifest.encode()),
+        f"GET {pinned}/blobs/{digest}": Reply(body=stored),
+    }
+
+
+@pytest.mark.parametrize("stored", [b"worse", b"wor", b"word and more", b""])
+def test_a_damaged_file_is_never_printed_with_success(run, fake, stored):
+    served(fake, "w.txt", b"words", stored)
+    ran = run("dataset", "files", "team/words@1.0", "w.txt")
+    assert ran.status == Exit.FAILED
+    assert "w.txt: what arrived is damaged" in ran.err
+    assert "content verify" in ran.err
+
+
+def test_a_file_that_is_not_there_is_refused_with_the_command_that_lists_them(run, fake):
+    served(fake, "w.txt", b"words", b"words")
+    ran = run("dataset", "files", "team/words@1.0", "nope")
+    assert ran.status == Exit.NOT_FOUND
+    assert "`trainshed dataset files team/words@1.0`" in ran.err
+    assert "openapi" not in ran.err
 
 
 def test_what_is_not_found_is_answered_with_the_nearest_name(run, fake):

@@ -39,7 +39,7 @@ class Exit(IntEnum):
 MEANINGS: dict[Exit, str] = {
     Exit.OK: "Done; with `--wait` or `--follow` after `job submit`: the Job completed.",
     Exit.FAILED: "The Job or Trial waited for ended failed or cancelled; or a local step failed (a download "
-    "that is incomplete, a file in the way).",
+    "that is incomplete or damaged, a file in the way).",
     Exit.USAGE: "The command line is wrong, or this user's settings are; nothing was sent.",
     Exit.REFUSED: "The request was refused: by the server (any 4xx without a line of its own here), or "
     "before sending (`runner publish` of a tree that cannot be published).",

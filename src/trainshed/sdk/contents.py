@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,16 +73,31 @@ class Contents:
         return page(answer, lambda raw: mapping(raw, "a file"))
 
     def read_file(self, name: str, path: str) -> Iterator[bytes]:
-        """The bytes of one file of a version, as they arrive."""
-        where = self._version_route(self.version(name), "files", *path.split("/"))
-        return self._transport.read(where)
+        """The bytes of one file of a version, as they arrive.
+
+        They are proved on the way, and the end is the proof: raises `IntegrityError` there (at once where
+        there are too many) unless they are those of the version's manifest. Raises `NotFound`.
+        """
+        version = self.version(name)
+        file = next((each for each in self._listed(version) if each.path == path), None)
+        if file is None:
+            noun = self.kind.removesuffix("s")
+            raise NotFound(
+                HTTPStatus.NOT_FOUND,
+                "NOT_FOUND",
+                f"{version.uri} has no file `{path}`",
+                hint=f"`trainshed {noun} files {version.name}@{version.version}` lists them.",
+            )
+        return _proved(self._transport.read(self._version_route(version, "blobs", file.sha256)), file)
 
     def manifest(self, name: str) -> bytes:
         """The manifest of a version: canonical JSON, proved to be what its digest names.
 
         Raises `IntegrityError`.
         """
-        version = self.version(name)
+        return self._manifest(self.version(name))
+
+    def _manifest(self, version: ContentVersion) -> bytes:
         data = b"".join(self._transport.read(self._version_route(version, "manifest")))
         if (found := hashlib.sha256(data).hexdigest()) != version.manifest_sha256:
             raise IntegrityError(
@@ -129,14 +145,10 @@ class Contents:
         calling again finishes what was interrupted. ``progress`` is told bytes done and bytes in all. Raises
         `UnsafeName`, `LocalFileError`, `IntegrityError`, `NotFound` (it may be withdrawn meanwhile).
         """
-        from trainshed.model.manifests import ManifestFault, ManifestScan, tree_faults  # noqa: PLC0415 - downloads only
+        from trainshed.model.manifests import tree_faults  # noqa: PLC0415 - downloads only
 
         version = self.version(name)
-        data = self.manifest(f"{version.name}@{version.manifest_sha256}")
-        try:
-            files = list(ManifestScan(io.BytesIO(data).read))
-        except ManifestFault as fault:
-            raise InvalidAnswer(f"the manifest of {version.uri} is none: {fault}") from None
+        files = self._listed(version)
         if faults := tree_faults(file.path for file in files):
             raise IntegrityError(f"{version.uri} holds a name that no folder can: {faults[0].message}")
         self._fetch(version, files, Path(folder), overwrite=overwrite, parallel=parallel, progress=progress)
@@ -161,6 +173,16 @@ class Contents:
         return mapping(
             self._transport.call("PUT", self._route(*full, "visibility"), body=body), "a visibility"
         )
+
+    def _listed(self, version: ContentVersion) -> Sequence[ContentFile]:
+        """The files of a version, out of its proved manifest."""
+        from trainshed.model.manifests import ManifestFault, ManifestScan  # noqa: PLC0415 - reading files only
+
+        data = self._manifest(version)
+        try:
+            return list(ManifestScan(io.BytesIO(data).read))
+        except ManifestFault as fault:
+            raise InvalidAnswer(f"the manifest of {version.uri} is none: {fault}") from None
 
     def _fetch(
         self,
@@ -252,6 +274,25 @@ class Plugins(Contents):
             raise ConfigurationError(f"`{name}`: name the version or digest to decide of after an `@`")
         where = self._route(*full, "versions", ref, "approval")
         return mapping(self._transport.call(method, where), "an approval")
+
+
+def _proved(pieces: Iterator[bytes], file: ContentFile) -> Iterator[bytes]:
+    """The pieces, as long as they can be the file's; raises `IntegrityError` where they are not."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += len(piece)
+        if size > file.size:
+            break
+        yield piece
+    if (size, digest.hexdigest()) != (file.size, file.sha256):
+        found = "more" if size > file.size else f"{size} bytes with SHA-256 {digest.hexdigest()}"
+        raise IntegrityError(
+            f"{file.path}: what arrived is damaged: announced were {file.size} bytes with {file.sha256}, "
+            f"got {found}",
+            hint="Do not use what was read. Read it again; if it stays so, the stored bytes are damaged, "
+            "and `trainshed content verify` names them.",
+        )
 
 
 def _walk(fetch: Callable[[str | None], Page[Content]]) -> Iterator[Content]:
