@@ -15,8 +15,8 @@ import io
 import os
 import re
 import secrets
-from abc import abstractmethod
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
