@@ -248,6 +248,32 @@ def test_what_is_missing_there_is_said_with_what_to_publish(run, scripted, path,
     assert said in document["publish"][0]
 
 
+PLUGIN = "f" * 64
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "unsaid"),
+    [
+        ("profile.plugins[0]", f"trainshed plugin approve a/plugin@{PLUGIN}", "plugin publish"),
+        ("profile.plugins[0].uri", "trainshed plugin publish PATH --name a/plugin", "plugin approve"),
+    ],
+)
+def test_E94_a_plugin_that_is_only_not_approved_there_is_not_published_again(
+    run, scripted, path, said, unsaid
+):
+    reference = {"uri": f"envloop://plugins/a/plugin@{PLUGIN}", "manifest_sha256": PLUGIN, "name": "a/plugin"}
+    use = {"kind": "plugins", "name": "a/plugin", "version": PLUGIN, "manifest_sha256": PLUGIN}
+    profile = {**PROFILE, "document": {**PROFILE["document"], "plugins": [reference]}}
+    contents = [*CONTENTS, {"role": "plugin:a/plugin", **use}]
+    fake = scripted(frozen(NEW), frozen(profile=profile, contents=contents))
+    fault = {"path": f"trials[0].spec.{path}", "code": "ACCESS_DENIED", "message": "no"}
+    answer = {"code": "ACCESS_DENIED", "message": "no", "hint": "x", "errors": [fault]}
+    fake.routes[SUBMIT] = Reply(403, answer)
+    ran = run("job", "rerun", OLD)
+    assert said in ran.err
+    assert unsaid not in ran.err
+
+
 # Two real servers
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

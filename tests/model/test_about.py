@@ -207,3 +207,41 @@ def test_a_split_may_meet_its_file_in_any_folder():
 def test_only_files_at_the_top_are_beside_the_data():
     assert all(map(beside_the_data, ["README", "readme.md", "LICENSE.txt", ".gitattributes", "dataset.toml"]))
     assert not any(map(beside_the_data, ["sub/README.md", "readmes.csv", "data.toml"]))
+
+
+def test_every_fault_of_a_recipe_is_told_at_once_and_names_its_file():
+    text = """
+abi = "envloop.train-recipe/1"
+entrypoint = "pev.train:main"
+[inputs.data]
+kind = "datset"
+[parameters]
+type = "object"
+[parameters.properties]
+lr = {type = "number", default = 0.5}
+steps = {type = "integer", minimum = 1, default = 0}
+"""
+    found = dict(faults(RECIPES, ["recipe.toml"], text))
+    assert found.keys() == {
+        "inputs.data.kind",
+        "parameters.properties.lr.type",
+        "parameters.properties.lr.default",
+        "parameters.properties.steps.default",
+        "entrypoint",
+    }
+    assert "recipe.toml" in found["inputs.data.kind"]
+    with pytest.raises(Refusal):
+        about(RECIPES, ["recipe.toml", "pev/train.py"], text)
+    # The server, which reads the manifest, finds the missing file beside other faults, too.
+    check = AboutCheck(RECIPES, {"abi": "x", "entrypoint": "pev.train:main"})
+    check.see("recipe.toml")
+    assert {fault.path for fault in check.finish()} == {"abi", "entrypoint"}
+
+
+def test_a_pattern_that_matches_nothing_is_told_beside_other_mistakes():
+    text = '[dataset]\ntype = "dta"\nlicens = "x"\n[configs.a.splits]\ntrain = ["none/*"]\ntest = ["b/**"]\n'
+    found = dict(faults(DATASETS, ["dataset.toml", "b/c"], text))
+    assert {"type", "configs.a.train"} <= found.keys()
+    assert "configs.a.test" not in found
+    assert any("licens" in path for path in found)
+    assert all(message.startswith("dataset.toml: ") for message in found.values())

@@ -296,3 +296,8 @@ def test_E103_what_is_given_stays_what_is_missing_is_the_default_and_doing_it_ag
 def test_a_pattern_is_searched_for_as_json_schema_says():
     assert pattern_fault("a") is None
     assert apply_schema(schema(properties={"x": {"pattern": "b"}}), {"x": "abc"})[1] == []
+
+
+def test_E97_a_whole_number_with_an_exponent_is_told_how_to_write_it():
+    [(_, message)] = value_faults({"steps": 1e3})
+    assert "write 1000," in message
