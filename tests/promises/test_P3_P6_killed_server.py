@@ -10,11 +10,14 @@ from http.client import HTTPException
 
 import pytest
 
+from support.contents import published_on
 from support.processes import marked
 from support.programs import artifact_names, bash, leaving_a_mark, marks
+from support.runners import definition, publish, repository
 from support.server import ServerProcess
 from support.waiting import wait_until
 from trainshed.control.crashpoints import VARIABLE, Point
+from trainshed.model.content import ContentKind
 
 _NO_ANSWER = (OSError, HTTPException, AssertionError)
 # In this order no recovery passes the next point, so each is reached by the stop it is meant for.
@@ -24,6 +27,7 @@ _ELSEWHERE = [  # these need starts that fail and logs that are old: tests/contr
     Point.UNSTARTED_AFTER_COMMIT,
     Point.RETIRE_AFTER_ENGINE,
     Point.RETIRE_AFTER_COMMIT,
+    *(point for point in Point if point.startswith(("garbage.", "prepare."))),
 ]
 _RUNNING = [point for point in Point if point not in {*_STOPPING, *_ELSEWHERE}]
 
@@ -83,6 +87,29 @@ def test_P3_P6_killed_at_each_point_of_a_run_the_trial_runs_once_to_its_end(doom
         assert artifact_names(server, trial["trial_id"]) == ["outputs/file"]
         assert marks(starts).count(trial["trial_id"]) == 1
     assert len(marks(starts)) == len(documents)
+    assert _nothing_is_left(server)
+
+
+def test_P3_killed_while_it_brings_content_the_trial_runs_once_and_sees_it(doomed, tmp_path):
+    server = doomed.server.start()
+    text = 'abi = "envloop.job-profile/v1"\n' + definition(outputs=("out",))
+    main = f'echo >> {tmp_path / "starts"}\ncat "$TRAINSHED_INPUTS/words/a.txt" > out\n'
+    repository(tmp_path / "runner", {"runner.toml": text, "main.sh": main})
+    selector = publish(server, tmp_path / "runner", "team/reads")["selector"]
+    words = published_on(server, ContentKind.DATASETS, "team/words", {"a.txt": b"one"})
+    server.stop()
+    profile = {"schema": "envloop.job-profile/v1", "inputs": {"words": words}, "recipe": {}, "plugins": []}
+    spec = {"runner": selector, "resources": {"gpu_type": "H100", "gpus": 1}, "profile": profile}
+    document = {"type": "train", "request_id": "reads", "spec": spec}
+    doomed.start(Point.PREPARE_AFTER_CONTENT)
+    doomed.ask("POST", "/v1/jobs", document)
+    doomed.wait_for_death(Point.PREPARE_AFTER_CONTENT)
+    doomed.start(None)
+    [trial] = server.wait_for_release(server.submit(document))
+    assert trial["status"] == "succeeded"
+    assert artifact_names(server, trial["trial_id"]) == ["out"]
+    assert (tmp_path / "starts").read_text() == "\n"
+    assert not list((server.data / "content" / "cache" / "held").iterdir())
     assert _nothing_is_left(server)
 
 

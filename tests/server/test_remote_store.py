@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.contents import manifest_of
+from support.contents import published_on
 from support.profiles import ENTRYPOINT, recipe_files, runner_toml
 from support.runners import publish, repository
 from support.s3 import BUCKET, REGION, S3Server
@@ -37,18 +37,6 @@ def remote(moto: S3Server, new_server, tmp_path: Path) -> ServerProcess:
     return server.start()
 
 
-def published(server: ServerProcess, kind: ContentKind, name: str, files: dict[str, bytes]) -> dict[str, str]:
-    """Publish a content over HTTP; how a Job Profile names it."""
-    manifest = manifest_of(kind, files)
-    for data in files.values():
-        path = f"/v1/content/blobs/{hashlib.sha256(data).hexdigest()}"
-        assert server.http().request("PUT", path, raw=data).status in {200, 201}
-    body = {"manifest_sha256": manifest.sha256, "manifest": json.loads(manifest.encode())}
-    answer = server.http().post(f"/v1/content/{kind}/{name}/versions", body)
-    assert answer.status in {200, 201}, answer.body
-    return {"uri": f"envloop://{kind}/{name}@{manifest.sha256}", "manifest_sha256": manifest.sha256}
-
-
 def downloads(server: ServerProcess, trial: str) -> dict[str, bytes]:
     """Every Artifact of a Trial."""
     items = server.http().get(f"/v1/trials/{trial}/artifacts").json["items"]
@@ -64,9 +52,9 @@ def test_a_job_whose_blobs_lie_in_s3_runs_from_its_profile_to_its_download(remot
     publish(remote, tmp_path / "runner", "team/words")
     profile = {
         "schema": "envloop.job-profile/v2",
-        "recipe": published(remote, ContentKind.RECIPES, "team/recipe", recipe_files()),
+        "recipe": published_on(remote, ContentKind.RECIPES, "team/recipe", recipe_files()),
         "parameters": {"steps": 3},
-        "inputs": {"words": published(remote, ContentKind.DATASETS, "team/words", WORDS)},
+        "inputs": {"words": published_on(remote, ContentKind.DATASETS, "team/words", WORDS)},
         "plugins": [],
     }
     spec = {"runner": "team/words@main", "resources": RESOURCES}

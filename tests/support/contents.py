@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from support.server import ServerProcess
 from support.site import Site
 from trainshed.model.about import read_about
 from trainshed.model.content import ContentFile, ContentKind, Manifest, make_manifest
@@ -52,3 +53,17 @@ def publish(
     document = {"manifest_sha256": manifest.sha256, "manifest": json.loads(manifest.encode()), **body}
     sent = {name: value for name, value in document.items() if value is not None}
     return site.post(f"/v1/content/{kind}/{name}/versions", sent, key=key)
+
+
+def published_on(
+    server: ServerProcess, kind: ContentKind, name: str, files: dict[str, bytes]
+) -> dict[str, str]:
+    """Publish a content over HTTP; how a Job Profile names it."""
+    manifest = manifest_of(kind, files)
+    for data in files.values():
+        path = f"/v1/content/blobs/{hashlib.sha256(data).hexdigest()}"
+        assert server.http().request("PUT", path, raw=data).status in {200, 201}
+    body = {"manifest_sha256": manifest.sha256, "manifest": json.loads(manifest.encode())}
+    answer = server.http().post(f"/v1/content/{kind}/{name}/versions", body)
+    assert answer.status in {200, 201}, answer.body
+    return {"uri": f"envloop://{kind}/{name}@{manifest.sha256}", "manifest_sha256": manifest.sha256}
