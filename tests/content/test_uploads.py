@@ -60,7 +60,7 @@ class Desk:
             self.store,
             # Looked up each time: tests change them.
             allow=lambda name: self.allow(name),  # noqa: PLW0108 - as above
-            record=lambda blob: self.record(blob),  # noqa: PLW0108 - as above
+            record=lambda _, blob: self.record(blob),
             **self._options,
         )
 
@@ -343,9 +343,9 @@ def test_finishing_that_takes_long_goes_on_beside_the_requests(slow):
 def test_a_failure_that_nobody_waited_for_is_told_to_who_asks_next(desk):
     go_on, real = threading.Event(), desk.uploads._finish
 
-    def later(name: str, size: int) -> None:
+    def later(project: str, name: str, size: int) -> None:
         go_on.wait()
-        real(name, size)
+        real(project, name, size)
 
     desk.uploads._finish = later
     assert desk.send(0, SIZE, data=bytes(SIZE), wait=0.0) == UploadState(SIZE, SIZE)
@@ -393,6 +393,29 @@ def test_a_blob_that_was_stored_and_not_recorded_is_recorded_later(any_desk):
     assert desk.send(SIZE, SIZE).stored
     assert desk.recorded == [Blob(NAME, SIZE)]
     assert desk.left() == []
+
+
+def test_P7_wrong_bytes_that_were_removed_by_half_prove_nothing(desk, monkeypatch):
+    """A server killed while it threw wrong bytes away must not take the store's copy for the sender's."""
+    desk.store.put(io.BytesIO(DATA))
+    desk.send(0, SIZE - 1, data=bytes(SIZE))
+    unlink, removed = Path.unlink, []
+
+    def killed(path: Path, **options) -> None:
+        if removed and path.parent == desk.folder:
+            raise KeyboardInterrupt
+        removed.append(path)
+        unlink(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            desk.send(SIZE - 1, SIZE, data=bytes(SIZE))
+    desk.begin_anew()
+    with pytest.raises(OffsetMismatch):
+        desk.send(SIZE, SIZE)
+    assert desk.recorded == []
+    assert desk.send(0, SIZE).stored
 
 
 def test_a_store_that_fails_gets_the_blob_when_it_is_back(remote):

@@ -7,7 +7,7 @@ and compares: one byte, mode or name that differs changes the id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from trainshed.content.blobs import BlobStore
@@ -76,15 +76,21 @@ class VerifiedRevision:
     """What is allowed and worth telling, in sentences."""
 
 
-def verify_revision(publication: Publication, blobs: BlobStore) -> VerifiedRevision:
+def verify_revision(
+    publication: Publication, blobs: BlobStore, own: Container[str] | None = None
+) -> VerifiedRevision:
     """Verify a publication whose blobs were uploaded. Nothing is written.
+
+    ``own`` are the digests of what the publisher has sent, all if not given: what others sent is missing too.
 
     Raises `RevisionRefused` (the tree may not be published), `BlobsMissing`, or `RevisionMismatch`.
     """
     files = tuple(sorted(publication.files, key=lambda file: file.path.encode("utf-8", "surrogatepass")))
     if faults := _place_faults(publication) + tree_faults(files):
         raise RevisionRefused(faults)
-    if missing := blobs.missing(file.sha256 for file in files):
+    gone = set(blobs.missing(file.sha256 for file in files))
+    names = dict.fromkeys(file.sha256 for file in files)
+    if missing := [name for name in names if name in gone or (own is not None and name not in own)]:
         raise BlobsMissing(missing)
     try:
         published = _published_tree(publication)

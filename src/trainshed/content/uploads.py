@@ -115,6 +115,9 @@ class _Held:
         os.fdatasync(self.state)
 
     def remove(self) -> None:
+        # First it says that nothing counts: a whole upload without its bytes is one that the store has.
+        os.ftruncate(self.state, 0)
+        os.fdatasync(self.state)
         for path in _files_of(self.folder, self.name):
             path.unlink(missing_ok=True)
 
@@ -122,9 +125,9 @@ class _Held:
 class Uploads:
     """The unfinished uploads below ``root``, which must lie on the file system of a local ``store``.
 
-    ``allow`` is asked before a blob is stored and may refuse it; ``record`` notes what was stored; whatever
-    they raise passes through to whoever waits for it. Thread-safe. Raises `StoreUnavailable` where the folder
-    cannot be made.
+    ``allow`` is asked before a blob is stored and may refuse it; ``record`` notes what was stored, and for
+    which project: every byte came from it, even where the store had them already. Whatever they raise passes
+    through to whoever waits for it. Thread-safe. Raises `StoreUnavailable` where the folder cannot be made.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class Uploads:
         store: BlobStore,
         *,
         allow: Callable[[str], None],
-        record: Callable[[Blob], None],
+        record: Callable[[str, Blob], None],
         max_bytes: int = 1 << 40,
         reserve_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.time,
@@ -186,7 +189,7 @@ class Uploads:
                 offset = self._append(held, part, offset, size)
         if offset < size:
             return UploadState(offset, size)
-        return self._finished(name, size, FINISHING_SECONDS if wait is None else wait)
+        return self._finished(project, name, size, FINISHING_SECONDS if wait is None else wait)
 
     def sweep(self) -> int:
         """Remove uploads that nobody went on with for `KEPT_SECONDS`; how many there were."""
@@ -280,11 +283,11 @@ class Uploads:
             raise ReadBackMismatch(f"the device did not give back what was written at byte {offset}")
         return running
 
-    def _finished(self, name: str, size: int, wait: float) -> UploadState:
+    def _finished(self, project: str, name: str, size: int, wait: float) -> UploadState:
         with self._guard:
             future = self._finishing.get(name)
             if future is None:
-                future = self._finishing[name] = self._pool.submit(self._finish, name, size)
+                future = self._finishing[name] = self._pool.submit(self._finish, project, name, size)
         try:
             future.result(wait)
         except TimeoutError:
@@ -303,7 +306,7 @@ class Uploads:
         with self._guard:
             self._finishing.pop(name, None)
 
-    def _finish(self, name: str, size: int) -> None:
+    def _finish(self, project: str, name: str, size: int) -> None:
         blob = Blob(name.partition(".")[0], size)
         with self._hold(name) as held:
             if held.read_state().offset != size:
@@ -317,7 +320,7 @@ class Uploads:
                 self._forget(name)
                 raise StoreUnavailable("the bytes of the upload are gone; begin again")
             # Else an earlier try got as far as the store and not as far as its record.
-            self._record(blob)
+            self._record(project, blob)
             held.remove()
         self._forget(name)
 

@@ -19,7 +19,7 @@ from trainshed.model.recipe import Recipe, recipe_from_about
 from trainshed.model.strict_json import canonical_json
 from trainshed.server.bodies import Body
 from trainshed.server.storage import record_stored
-from trainshed.store import contents
+from trainshed.store import contents, possession
 from trainshed.store.contents import Release
 from trainshed.store.database import Connection, Database
 from trainshed.store.namespaces import holder_of
@@ -59,18 +59,20 @@ def publish(
 ) -> tuple[ContentVersion, bool]:
     """Publish ``document`` (version, visibility, manifest_sha256, manifest) as a version of ``name``.
 
-    The manifest may be left out where the server has it already, as a blob or of an earlier version. Raises
+    The manifest may be left out where its project has sent it before, as a blob or for another version. What
+    the project has not sent itself it may not name: digests prove nothing, and a version gives its bytes
+    away. So that nobody learns what others have, it is refused as what nobody has. Raises
     `Refusal` ``INVALID_CONTENT``, ``CONTENT_HASH_MISMATCH``, ``BLOB_NOT_FOUND`` with ``missing``,
     ``BLOB_BEING_DELETED``, ``CONTENT_VERSION_EXISTS``, ``CONTENT_QUOTA_EXCEEDED``, ``NAMESPACE_TAKEN``.
     """
     wanted = _parse(document)
     with database.read() as connection:
         known = contents.same_manifest(connection, kind, wanted.manifest_sha256)
+        if known and not possession.may_name(connection, principal.project_id, wanted.manifest_sha256):
+            # As if nobody had published it. Or damaged copies were taken out since.
+            known = None
         if known is not None and kind is ContentKind.RECIPES:
             _check_dependencies(connection, principal, recipe_from_about(json.loads(known[0].about)))
-        if known is not None and (absent := contents.absent_blobs(connection, wanted.manifest_sha256)):
-            # It was published, and damaged copies were taken out since.
-            raise _missing(absent, len(absent), "some of its blobs are not stored any more; send them again")
         if known is None and wanted.bytes is not None:
             holder = holder_of(connection, principal, name)
             check_quota(connection, holder, wanted.manifest_sha256, wanted.bytes)
@@ -145,23 +147,23 @@ def _verified(
     if wanted.manifest is not None:
         manifest = verify_manifest(io.BytesIO(wanted.manifest).read, kind, digest)
     else:
-        manifest = _stored_manifest(database, blobs, kind, digest)
-    _check_blobs(database, manifest)
+        manifest = _stored_manifest(database, blobs, principal, kind, digest)
+    _check_blobs(database, principal, manifest)
     if kind is ContentKind.RECIPES:
         check_recipe(manifest, blobs)
         with database.read() as connection:
             _check_dependencies(connection, principal, recipe_from_about(manifest.about))
     if wanted.manifest is not None:
         blobs.put(io.BytesIO(wanted.manifest), sha256=digest)
-        record_stored(database, blobs, {digest: manifest.size}, at=at)
+        record_stored(database, blobs, {digest: manifest.size}, at=at, sender=principal.project_id)
     return manifest
 
 
 def _stored_manifest(
-    database: Database, blobs: BlobStore, kind: ContentKind, digest: str
+    database: Database, blobs: BlobStore, principal: Principal, kind: ContentKind, digest: str
 ) -> VerifiedManifest:
     with database.read() as connection:
-        size = contents.blob_sizes(connection, [digest]).get(digest)
+        size = possession.sizes(connection, principal.project_id, [digest]).get(digest)
     if size is None:
         raise _missing([digest], 1, "the manifest is not stored; send it, or upload it as a blob")
     if size > MAX_MANIFEST_BYTES:
@@ -174,8 +176,8 @@ def _stored_manifest(
         raise _missing([digest], 1, "the manifest's bytes are gone; send it again") from None
 
 
-def _check_blobs(database: Database, manifest: VerifiedManifest) -> None:
-    """Every blob is stored and as long as the manifest says."""
+def _check_blobs(database: Database, principal: Principal, manifest: VerifiedManifest) -> None:
+    """Every blob was sent by the project, is stored, and as long as the manifest says."""
     faults = FaultList()
     missing: list[str] = []
     absent = 0
@@ -183,7 +185,7 @@ def _check_blobs(database: Database, manifest: VerifiedManifest) -> None:
     with database.read() as connection:
         for start in range(0, len(names), _ASKED_AT_ONCE):
             asked = names[start : start + _ASKED_AT_ONCE]
-            stored = contents.blob_sizes(connection, asked)
+            stored = possession.sizes(connection, principal.project_id, asked)
             for name in asked:
                 said, found = manifest.blobs[name], stored.get(name)
                 if found is None:

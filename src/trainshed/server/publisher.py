@@ -6,7 +6,7 @@ Used over HTTP and for the Runners that this program ships.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from trainshed.model.publication import PUBLICATION_KEYS, Publication
 from trainshed.model.selectors import FULL_COMMIT, revision_fault
 from trainshed.server.bodies import Body
 from trainshed.server.storage import record_stored
-from trainshed.store import manifests, queue, runners
+from trainshed.store import manifests, possession, queue, runners
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import Revision, Runner
 
@@ -67,10 +67,7 @@ def publish(
     body.boolean("dirty")
     body.finish()
     publication = Publication.from_document(document)
-    # What is about to be read stays from here on.
-    names = {file.sha256 for file in publication.files}
-    database.write(lambda c: queue.touch_blobs(c, names, at=at))
-    verified = _verify(publication, blobs)
+    verified = _verify(publication, blobs, _own(database, principal, publication, at))
     if verified.definition.name not in {None, name}:
         raise Refusal.of(
             "INVALID_RUNNER",
@@ -129,9 +126,20 @@ def store_revision(
     return database.write(store)
 
 
-def _verify(publication: Publication, blobs: BlobStore) -> VerifiedRevision:
+def _own(database: Database, principal: Principal, publication: Publication, at: float) -> set[str]:
+    """Those of the files that the caller's project has sent. What is about to be read stays from here on."""
+    names = {file.sha256 for file in publication.files}
+
+    def touch(connection: Connection) -> set[str]:
+        proved = possession.proved(connection, principal.project_id, names)
+        return queue.touch_blobs(connection, proved, at=at)
+
+    return database.write(touch)
+
+
+def _verify(publication: Publication, blobs: BlobStore, own: Container[str]) -> VerifiedRevision:
     try:
-        return verify_revision(publication, blobs)
+        return verify_revision(publication, blobs, own)
     except RevisionRefused as refused:
         raise Refusal(refused.faults) from None
     except RevisionMismatch as mismatch:

@@ -49,8 +49,8 @@ def open_uploads(
             if queue.going_blobs(connection, [sha256]):
                 raise queue.blob_being_deleted(sha256)
 
-    def record(blob: Blob) -> None:
-        record_stored(database, blobs, {blob.sha256: blob.size}, at=clock())
+    def record(project: str, blob: Blob) -> None:
+        record_stored(database, blobs, {blob.sha256: blob.size}, at=clock(), sender=project)
 
     return Uploads(
         (blobs.root if isinstance(blobs, FolderBlobStore) else folder) / "uploads",
@@ -63,13 +63,22 @@ def open_uploads(
     )
 
 
-def record_stored(database: Database, blobs: BlobStore, sizes: Mapping[str, int], *, at: float) -> None:
+def record_stored(
+    database: Database,
+    blobs: BlobStore,
+    sizes: Mapping[str, int],
+    *,
+    at: float,
+    sender: str | None = None,
+) -> None:
     """Record blobs that were stored just now, SHA-256 -> size, and make sure that they still are there.
 
     A garbage collector may have removed old bytes of the same name between storing and recording; from the
-    row on it leaves them alone, so one look is enough. Raises `Refusal` ``BLOB_BEING_DELETED``: store again.
+    row on it leaves them alone, so one look is enough. ``sender`` is the project whose request brought every
+    byte of them, which proves that it has them; without one nobody may name them yet. Raises `Refusal`
+    ``BLOB_BEING_DELETED``: store again.
     """
-    database.write(lambda c: queue.put_blobs(c, sizes, at=at))
+    database.write(lambda c: queue.put_blobs(c, sizes, at=at, sender=sender))
     if gone := blobs.missing(sizes):
         raise queue.blob_being_deleted(gone[0])
 

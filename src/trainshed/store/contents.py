@@ -129,9 +129,6 @@ _HOLDS = (
     )
 )
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
-_SIZES = select(blobs.c.sha256, blobs.c.size).where(
-    blobs.c.sha256.in_(_WANTED), blobs.c.deleting_at.is_(None)
-)
 _HELD = select(manifest_blobs.c.sha256).where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"))
 _COUNT_HELD = select(func.count()).select_from(_HELD.subquery())
 _TOUCH_STALE = (
@@ -148,12 +145,6 @@ _COUNT_USABLE = (
     )
     .select_from(manifest_blobs.join(blobs, blobs.c.sha256 == manifest_blobs.c.sha256))
     .where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"), blobs.c.deleting_at.is_(None))
-)
-_ABSENT = (
-    select(manifest_blobs.c.sha256)
-    .outerjoin(blobs, and_(blobs.c.sha256 == manifest_blobs.c.sha256, blobs.c.deleting_at.is_(None)))
-    .where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"), blobs.c.sha256.is_(None))
-    .limit(SHOWN_MISSING)
 )
 _MANIFEST_BYTES = select(manifests.c.size).where(
     manifests.c.sha256 == bindparam("manifest"), manifests.c.let_go_at.is_(None)
@@ -220,11 +211,6 @@ def blob_size(connection: Connection, manifest_sha256: str, blob: str) -> int | 
     return size
 
 
-def blob_sizes(connection: Connection, names: Collection[str]) -> dict[str, int]:
-    """The size of each of these blobs that is stored and stays; a few hundred at once."""
-    return {row.sha256: row.size for row in connection.execute(_SIZES, {"wanted": list(names)})}
-
-
 def claim(
     connection: Connection,
     principal: Principal,
@@ -262,8 +248,9 @@ def publish(
     """Make a manifest readable as a version of a content; the version, and whether it is new or back.
 
     Publishing the same again changes nothing but a visibility given. The manifest and every blob must be
-    stored and recorded. Raises `Refusal` ``NAMESPACE_TAKEN``, ``CONTENT_VERSION_EXISTS``,
-    ``CONTENT_QUOTA_EXCEEDED``, ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``.
+    stored and recorded, and the principal's project must have sent them (`trainshed.store.possession`).
+    Raises `Refusal` ``NAMESPACE_TAKEN``, ``CONTENT_VERSION_EXISTS``, ``CONTENT_QUOTA_EXCEEDED``,
+    ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``.
     """
     content = claim(connection, principal, release.kind, release.name, visibility, at=at)
     asked = {"kind": release.kind, "content": release.name, "version": release.version}
@@ -332,12 +319,6 @@ def hold_manifest(connection: Connection, release: Release, *, at: float) -> Non
             missing=missing,
         )
     raise _being_removed(release)
-
-
-def absent_blobs(connection: Connection, manifest_sha256: str) -> list[str]:
-    """Some of the blobs of a manifest that are not recorded, or are being removed; none if all is well."""
-    asked = {"manifest": manifest_sha256}
-    return sorted(connection.execute(_ABSENT, asked).scalars())
 
 
 def stage(connection: Connection, release: Release, some: Collection[str], *, at: float) -> None:

@@ -36,6 +36,7 @@ from sqlalchemy import (
     update,
 )
 
+from trainshed.store import possession
 from trainshed.store.tables import (
     artifacts,
     blobs,
@@ -259,10 +260,13 @@ def take_over(connection: Connection, *, before: float, cutoff: float, at: float
 
 
 def forget(connection: Connection, marked: Marked, names: Collection[str]) -> int:
-    """Delete the rows of blobs whose bytes were removed under this mark; how many."""
+    """Delete the rows of blobs whose bytes were removed under this mark; how many. Who sent them goes too."""
     if not names:
         return 0
-    return connection.execute(_FORGET, {"wanted": sorted(names), "mark": marked.mark}).rowcount
+    wanted = sorted(names)
+    count = connection.execute(_FORGET, {"wanted": wanted, "mark": marked.mark}).rowcount
+    possession.forget(connection, wanted)
+    return count
 
 
 def unrecorded(connection: Connection, names: Collection[str]) -> set[str]:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     update,
 )
 
+from trainshed.store import possession
 from trainshed.store.tables import (
     artifacts,
     blobs,
@@ -283,3 +284,5 @@ def release(connection: Connection, sha256: str, *, mark: float, gone: bool) -> 
     A collector that finds a mark left takes it back from a blob that is needed.
     """
     connection.execute(_DROP if gone else _RELEASE, {"name": sha256, "mark": mark})
+    if gone:
+        possession.forget(connection, [sha256])

@@ -11,6 +11,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, func, insert, selec
 from trainshed.model.errors import Refusal
 from trainshed.model.states import ACTIVE, AllocationState, State
 from trainshed.store.jobs import allocation_of, trial_of
+from trainshed.store.possession import prove
 from trainshed.store.records import Allocation, Trial
 from trainshed.store.tables import allocations, attempts, blobs, events, projects, trials
 
@@ -136,8 +137,13 @@ def charge(connection: Connection, project_id: str, gpu_seconds: float) -> None:
     )
 
 
-def put_blobs(connection: Connection, sizes: Mapping[str, int], *, at: float) -> None:
+def put_blobs(
+    connection: Connection, sizes: Mapping[str, int], *, at: float, sender: str | None = None
+) -> None:
     """Record stored blobs, SHA-256 -> size, as used now; collecting garbage leaves them alone for a while.
+
+    ``sender`` is the project that sent every byte of them: from now on it may name them. What a program or
+    this server made was sent by nobody.
 
     Raises `Refusal` ``BLOB_BEING_DELETED`` where the bytes of one are being removed: what was stored just now
     may go with them, so it has to be stored again.
@@ -152,6 +158,8 @@ def put_blobs(connection: Connection, sizes: Mapping[str, int], *, at: float) ->
     ]
     if new:
         connection.execute(insert(blobs), new)
+    if sender is not None:
+        prove(connection, sender, sizes)
 
 
 def touch_blobs(connection: Connection, names: Collection[str], *, at: float) -> set[str]:

@@ -117,6 +117,15 @@ blobs = Table(
     ),
 )
 
+# Which projects sent the bytes of a blob, or had them checked: they alone may name it in what they publish.
+project_blobs = Table(
+    "project_blobs",
+    metadata,
+    Column("project_id", ForeignKey("projects.id"), primary_key=True),
+    Column("sha256", String(64), primary_key=True),
+    Index("ix_project_blobs_sha256", "sha256"),
+)
+
 manifests = Table(
     "manifests",
     metadata,

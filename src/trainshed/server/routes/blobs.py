@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from trainshed.content.blobs import (
@@ -23,7 +23,7 @@ from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.shapes import blobs as shapes
 from trainshed.server.shapes import requests
 from trainshed.server.storage import record_stored
-from trainshed.store import queue
+from trainshed.store import possession, queue
 
 routes = Routes("content")
 
@@ -49,7 +49,7 @@ _STORING = (
 @routes.post(
     "/blobs/missing",
     Operation(
-        "Ask which blobs are not stored",
+        "Ask which blobs to send",
         answer=shapes.MissingAnswer,
         any_of=PUBLISH,
         takes=requests.MissingBlobs,
@@ -58,7 +58,10 @@ _STORING = (
     ),
 )
 def ask_missing(call: Call) -> shapes.MissingAnswer:
-    """So that only what is new is uploaded. Those that are not named here are kept for now."""
+    """So that only what is new is uploaded. Those that are not named here are kept for now.
+
+    What your project has not sent yet is missing, whoever else did: knowing a digest proves nothing.
+    """
     body = Body(call.object())
     body.known(["sha256"])
     asked = body.words("sha256")
@@ -98,7 +101,7 @@ def put_blobs(call: Call) -> shapes.StoredBlobs:
     _refuse_going(call, sizes)
     with _refusals():
         call.services.blobs.put_many(contents)
-    record_stored(call.services.database, call.services.blobs, sizes, at=call.now)
+    _record(call, sizes)
     return shapes.StoredBlobs(stored=len(contents), bytes=sum(sizes.values()))
 
 
@@ -120,7 +123,7 @@ def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
     _refuse_going(call, [sha256])
     with _refusals():
         blob = call.services.blobs.put(call.stream, sha256=sha256, size=call.stream.declared)
-    record_stored(call.services.database, call.services.blobs, {blob.sha256: blob.size}, at=call.now)
+    _record(call, {blob.sha256: blob.size})
     return shapes.StoredBlob(sha256=blob.sha256, size=blob.size)
 
 
@@ -214,11 +217,18 @@ def _numbers(call: Call) -> tuple[int, int]:
 
 
 def _usable(call: Call, names: list[str]) -> set[str]:
-    """Those that may be counted on, and that garbage collection leaves alone from now on."""
+    """Those that the project may count on, and that garbage collection leaves alone from now on."""
     database, at = call.services.database, call.now
     with database.read() as connection:
-        usable, stale = queue.untouched_blobs(connection, names, at=at)
-    return database.write(lambda c: queue.touch_blobs(c, names, at=at)) if stale else usable
+        proved = possession.proved(connection, call.project, names)
+        usable, stale = queue.untouched_blobs(connection, proved, at=at)
+    return database.write(lambda c: queue.touch_blobs(c, proved, at=at)) if stale else usable
+
+
+def _record(call: Call, sizes: Mapping[str, int]) -> None:
+    """What was received whole, hashed and stored: the project has proved that it has it."""
+    services = call.services
+    record_stored(services.database, services.blobs, sizes, at=call.now, sender=call.project)
 
 
 def _refuse_going(call: Call, names: Collection[str]) -> None:
@@ -229,7 +239,7 @@ def _refuse_going(call: Call, names: Collection[str]) -> None:
 
 
 def _stored(call: Call, sha256: str) -> shapes.BlobUpload | None:
-    """The end of an upload that is not needed, as the blob is there."""
+    """The end of an upload that is not needed: the project sent the blob before and it is there."""
     if not _usable(call, [sha256]):
         return None
     with suppress(BlobNotFound):

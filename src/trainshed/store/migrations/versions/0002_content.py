@@ -23,6 +23,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sha256", name=op.f("pk_manifests")),
     )
     op.create_table(
+        "project_blobs",
+        sa.Column("project_id", sa.String(), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_project_blobs_project_id")),
+        sa.PrimaryKeyConstraint("project_id", "sha256", name=op.f("pk_project_blobs")),
+    )
+    op.create_index("ix_project_blobs_sha256", "project_blobs", ["sha256"], unique=False)
+    op.create_table(
         "plugin_approvals",
         sa.Column("manifest_sha256", sa.String(length=64), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
