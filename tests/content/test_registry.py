@@ -88,7 +88,7 @@ def test_a_digest_is_remembered_and_a_tag_never_is(client: RegistryClient, regis
     ("repository", "tag", "said"),
     [
         ("forms/oci", "nix", "the registry does not have the tag `nix`"),
-        ("no/such", "latest", "the registry does not have the"),
+        ("no/such", "latest", "the registry does not have the repository `no/such`"),
     ],
 )
 def test_what_the_registry_does_not_have_is_refused(

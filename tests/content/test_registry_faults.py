@@ -337,3 +337,11 @@ def test_a_client_that_is_closed_waits_for_nothing(new_client, scripted: FakeSer
     client.close()
     thread.join(30)
     assert len(refusals) == 1
+
+
+def test_where_nothing_listens_it_is_said_in_words():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(RegistryUnavailable, match="connection refused") as error:
+        RegistryClient(RegistryRules(), attempts=1).resolve(f"127.0.0.1:{port}/a/b:1", AMD64)
+    assert "Errno" not in str(error.value)

@@ -392,6 +392,10 @@ def test_P7_content_that_was_damaged_is_never_shown(fake):
     place.write_bytes(b"TWO")
     facts = d.settle(job)
     assert (facts.trial.state, facts.trial.error_code) == (State.FAILED, "CONTENT_DAMAGED")
+    said = str(facts.trial.error_message)
+    assert "Dataset " in said
+    assert "(input `" in said
+    assert "its file `" in said
     assert facts.trial.user_code_started is False
     assert d.starts() == {}
     assert holds(d) == []

@@ -154,11 +154,13 @@ def _failures() -> Iterator[None]:
 
 def _plain(error: Exception) -> str:
     """What the system says, without its numbers."""
-    cause = error.__cause__
-    if isinstance(cause, socket.gaierror):
-        return "no address is known for the name of its host (DNS)"
-    if isinstance(cause, ConnectionRefusedError):
-        return "nothing takes connections there (connection refused)"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return "no address is known for the name of its host (DNS)"
+        if isinstance(cause, ConnectionRefusedError):
+            return "nothing takes connections there (connection refused)"
+        cause = cause.__cause__ or cause.__context__
     return _ERRNO.sub("", str(error)) or type(error).__name__
 
 
