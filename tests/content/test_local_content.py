@@ -5,70 +5,18 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from support.local_content import Clock, Remote, content_of, publish
 from trainshed.content import linked_trees
-from trainshed.content.blobs import Blob, BlobReader, FolderBlobStore, StoreUnavailable
+from trainshed.content.blobs import FolderBlobStore
 from trainshed.content.local import Cancelled, LocalContent, LocalContentError
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
-
-
-class Remote:
-    """A real folder store behind a door, as one that is not on this machine: it counts, waits and fails."""
-
-    def __init__(self, folder: FolderBlobStore) -> None:
-        self._folder = folder
-        self.opened: Counter[str] = Counter()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.waiting = threading.Semaphore(0)
-        self.away = False
-
-    def open(self, sha256: str, start: int = 0, length: int | None = None) -> BlobReader:
-        if self.away:
-            raise StoreUnavailable("the store does not answer")
-        self.opened[sha256] += 1
-        self.waiting.release()
-        self.gate.wait(20)
-        return self._folder.open(sha256, start, length)
-
-    def put(self, source: object, **promise: object) -> Blob:
-        return self._folder.put(source, **promise)  # type: ignore[arg-type]
-
-    def size(self, sha256: str) -> int:
-        return self._folder.size(sha256)
-
-    def exists(self, sha256: str) -> bool:
-        return self._folder.exists(sha256)
-
-    def missing(self, names: Iterable[str]) -> list[str]:
-        return self._folder.missing(names)
-
-    def delete(self, sha256: str) -> bool:
-        return self._folder.delete(sha256)
-
-    def verify(self, sha256: str) -> Blob:
-        return self._folder.verify(sha256)
-
-    def names(self) -> Iterator[Blob]:
-        return self._folder.names()
-
-
-class Clock:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -89,21 +37,6 @@ def remote(store: FolderBlobStore) -> Remote:
 @pytest.fixture
 def cached(remote: Remote, tmp_path: Path, clock: Clock) -> LocalContent:
     return LocalContent(tmp_path / "cache", remote, clock=clock)
-
-
-def publish(
-    store: FolderBlobStore, files: dict[str, bytes], executables: Iterable[str] = (), about: str = ""
-) -> str:
-    listed = []
-    for path, content in files.items():
-        blob = store.put(io.BytesIO(content))
-        listed.append(ContentFile(path, blob.size, blob.sha256, path in set(executables)))
-    manifest = make_manifest(ContentKind.DATASETS, listed, {"about": about})
-    return store.put(io.BytesIO(manifest.encode())).sha256
-
-
-def content_of(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 FILES = {"a.txt": b"one", "deep/er/b.bin": b"two", "deep/名前 é.txt": b"three", "deep/same": b"one"}
@@ -451,78 +384,3 @@ def test_a_hundred_thousand_names_are_a_tree(local, store, tmp_path):
     assert sum(len(names) for _, _, names in os.walk(tree)) == 100_000
     assert linked_trees.fault(tree.parent) is None
     local.release("att_1")
-
-
-# Any order of calls
-
-LIMIT = 12_000
-
-
-class Life(RuleBasedStateMachine):
-    """Attempts come and go, content is harmed and the process restarted: what is shown is always right."""
-
-    @initialize()
-    def open(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="trainshed-test-")
-        root = Path(self._folder.name)
-        self.store = FolderBlobStore(root / "store")
-        self.remote = Remote(self.store)
-        self.clock = Clock()
-        self.contents = [{"f": bytes([n]) * 1000, f"g{n}": b"shared"} for n in range(4)]
-        self.names = [
-            publish(self.store, files, ["f"] if n == 2 else []) for n, files in enumerate(self.contents)
-        ]
-        self.held: dict[str, set[int]] = {}
-        self.root = root / "cache"
-        self.local = LocalContent(self.root, self.remote, LIMIT, self.clock)
-
-    def teardown(self) -> None:
-        if hasattr(self, "_folder"):
-            self._folder.cleanup()
-
-    @rule(number=st.integers(0, 3), holder=st.integers(0, 3))
-    def take(self, number: int, holder: int) -> None:
-        tree = self.local.tree(self.names[number], f"att_{holder}")
-        self.held.setdefault(f"att_{holder}", set()).add(number)
-        assert content_of(tree) == self.contents[number]
-
-    @rule(holder=st.integers(0, 3))
-    def let_go(self, holder: int) -> None:
-        self.local.release(f"att_{holder}")
-        self.held.pop(f"att_{holder}", None)
-
-    @rule(number=st.integers(0, 3))
-    def harm(self, number: int) -> None:
-        place = self.root / "trees" / self.names[number] / "files" / "f"
-        if place.exists():
-            place.chmod(0o644)
-            place.write_bytes(b"harm")
-        for each in self.held.values():
-            each.discard(number)
-        self.clock.now += 61
-
-    @rule()
-    def restart(self) -> None:
-        self.local = LocalContent(self.root, self.remote, LIMIT, self.clock)
-
-    @rule()
-    def age(self) -> None:
-        self.clock.now += 100
-        self.local.trim()
-
-    @invariant()
-    def what_is_held_is_there(self) -> None:
-        for numbers in getattr(self, "held", {}).values():
-            for number in numbers:
-                tree = self.root / "trees" / self.names[number] / "files"
-                assert content_of(tree) == self.contents[number]
-
-    @invariant()
-    def what_is_not_held_fits(self) -> None:
-        if hasattr(self, "local") and not self.held:
-            self.local.trim()
-            assert self.local.usage().bytes <= LIMIT
-
-
-TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
