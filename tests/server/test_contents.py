@@ -73,6 +73,29 @@ def test_the_files_and_the_manifest_of_a_version_are_read_whole_and_in_ranges(sq
     assert code(sqlite_site.get(f"{base}/blobs/{'0' * 64}")) == (404, "NOT_FOUND")
 
 
+def test_small_files_of_a_version_are_read_together(sqlite_site: Site):
+    files = {"a": b"one", "b": b"", "c": b"three"}
+    version = publish(sqlite_site, "team/together", files).json()
+    where = f"/v1/content/datasets/team/together/versions/{version['manifest_sha256']}/blobs"
+    wanted = [sha256(files["c"]), sha256(files["b"])]
+    packed = sqlite_site.post(where, {"sha256": wanted}).content
+    assert packed == f"{wanted[0]} 5\nthree{wanted[1]} 0\n".encode()
+    upload(sqlite_site, b"of no version")
+    other = sha256(b"of no version")
+    assert code(sqlite_site.post(where, {"sha256": [*wanted, other]})) == (404, "NOT_FOUND")
+    for body in (
+        {"sha256": []},
+        {"sha256": wanted, "x": 1},
+        {"sha256": [f"{n:064x}" for n in range(201)]},
+    ):
+        assert code(sqlite_site.post(where, body)) == (422, "INVALID_SPEC")
+    large = {f"{letter}": letter * (5 << 20) for letter in "xy"}
+    bulky = publish(sqlite_site, "team/bulky", {k: v.encode() for k, v in large.items()}).json()
+    where = f"/v1/content/datasets/team/bulky/versions/{bulky['manifest_sha256']}/blobs"
+    both = [sha256(text.encode()) for text in large.values()]
+    assert code(sqlite_site.post(where, {"sha256": both})) == (422, "INVALID_SPEC")
+
+
 def test_a_version_is_published_again_by_its_digest_alone(site: Site):
     first = publish(site, version="1.0")
     digest = first.json()["manifest_sha256"]

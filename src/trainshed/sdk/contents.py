@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainshed.sdk.answers import LARGEST_PAGE, Page, mapping, page, split_name
 from trainshed.sdk.content_objects import (
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from trainshed.model.content import ContentFile
 
 PARALLEL = 4
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Contents:
@@ -138,11 +142,13 @@ class Contents:
         overwrite: bool = False,
         parallel: int = PARALLEL,
         progress: Callable[[int, int], None] | None = None,
+        files_progress: Callable[[int, int], None] | None = None,
     ) -> ContentVersion:
         """Download every file of a version into ``folder``; each is verified before it has its name.
 
         What is there already with the right bytes is kept, and a file that was begun is gone on with, so
-        calling again finishes what was interrupted. ``progress`` is told bytes done and bytes in all. Raises
+        calling again finishes what was interrupted. ``progress`` is told bytes done and bytes in all,
+        ``files_progress`` files done and files in all. Raises
         `UnsafeName`, `LocalFileError`, `IntegrityError`, `NotFound` (it may be withdrawn meanwhile).
         """
         from trainshed.model.manifests import tree_faults  # noqa: PLC0415 - downloads only
@@ -151,7 +157,15 @@ class Contents:
         files = self._listed(version)
         if faults := tree_faults(file.path for file in files):
             raise IntegrityError(f"{version.uri} holds a name that no folder can: {faults[0].message}")
-        self._fetch(version, files, Path(folder), overwrite=overwrite, parallel=parallel, progress=progress)
+        self._fetch(
+            version,
+            files,
+            Path(folder),
+            overwrite=overwrite,
+            parallel=parallel,
+            progress=progress,
+            files_progress=files_progress,
+        )
         return version
 
     def withdraw(self, name: str) -> Mapping[str, Any]:
@@ -193,29 +207,32 @@ class Contents:
         overwrite: bool,
         parallel: int,
         progress: Callable[[int, int], None] | None,
+        files_progress: Callable[[int, int], None] | None,
     ) -> None:
-        from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # noqa: PLC0415 - downloads only
-
         from trainshed.sdk.download import Source, check_names, fetch_file  # noqa: PLC0415 - downloads only
+        from trainshed.sdk.small_files import MAX_THREADS, SMALL_BYTES, SmallFiles, batches, sync_folders  # noqa: PLC0415 - as above
 
         check_names(file.path for file in files)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LocalFileError(f"cannot make the folder {folder}: {error.strerror}") from error
-        total = sum(file.size for file in files)
-        here = dict.fromkeys((file.path for file in files), 0)
-        done = 0
+        meter = _Meter(sum(file.size for file in files), len(files), progress, files_progress)
 
-        def moved(path: str, count: int) -> None:
-            nonlocal done
-            done += count - here[path]
-            here[path] = count
-            if progress is not None:
-                progress(done, total)
+        def one(source: Source) -> None:
+            moved = partial(meter.moved, source.name)
+            fetch_file(self._transport, source, folder, overwrite=overwrite, progress=moved)
+            meter.named()
 
-        def one(file: ContentFile) -> None:
-            source = Source(
+        def small_one(source: Source) -> None:
+            meter.moved(source.name, source.size)
+            meter.named()
+
+        together = SmallFiles(
+            self._transport, self._version_route(version, "blobs"), folder, overwrite, small_one
+        )
+        sources = [
+            Source(
                 file.path,
                 file.size,
                 file.sha256,
@@ -223,23 +240,18 @@ class Contents:
                 f"{file.sha256} {file.path}",
                 executable=file.executable,
             )
-            fetch_file(
-                self._transport, source, folder, overwrite=overwrite, progress=partial(moved, file.path)
-            )
-
-        with ThreadPoolExecutor(max_workers=max(1, parallel)) as pool:
-            tasks = [pool.submit(one, file) for file in files]
-            try:
-                for task in wait(tasks, return_when=FIRST_EXCEPTION).done:
-                    task.result()
-            except NotFound as error:
-                hint = (
-                    "It was withdrawn meanwhile; what is here stays, and goes on once it is published again."
-                )
-                raise NotFound(error.status, error.code, error.message, hint=hint) from error
-            finally:
-                for task in tasks:
-                    task.cancel()
+            for file in files
+        ]
+        small = [source for source in sources if source.size <= SMALL_BYTES]
+        large = [source for source in sources if source.size > SMALL_BYTES]
+        try:
+            _all_of(one, large, parallel)
+            left = _all_of(together.fetch, list(batches(small)), min(parallel, MAX_THREADS))
+            _all_of(one, [source for some in left for source in some], parallel)
+        except NotFound as error:
+            hint = "It was withdrawn meanwhile; what is here stays, and goes on once it is published again."
+            raise NotFound(error.status, error.code, error.message, hint=hint) from error
+        sync_folders(folder, (file.path for file in files))
 
     def _route(self, *parts: str) -> str:
         return route("content", self.kind, *parts)
@@ -274,6 +286,50 @@ class Plugins(Contents):
             raise ConfigurationError(f"`{name}`: name the version or digest to decide of after an `@`")
         where = self._route(*full, "versions", ref, "approval")
         return mapping(self._transport.call(method, where), "an approval")
+
+
+@dataclass(slots=True)
+class _Meter:
+    """How far a download is."""
+
+    bytes: int
+    files: int
+    tell_bytes: Callable[[int, int], None] | None
+    tell_files: Callable[[int, int], None] | None
+    _here: dict[str, int] = field(default_factory=dict)
+    _bytes_done: int = 0
+    _files_done: int = 0
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def moved(self, path: str, count: int) -> None:
+        with self._guard:
+            self._bytes_done += count - self._here.get(path, 0)
+            self._here[path] = count
+            if self.tell_bytes is not None:
+                self.tell_bytes(self._bytes_done, self.bytes)
+
+    def named(self) -> None:
+        with self._guard:
+            self._files_done += 1
+            if self.tell_files is not None:
+                self.tell_files(self._files_done, self.files)
+
+
+def _all_of(do: Callable[[T], R], things: Sequence[T], parallel: int) -> list[R]:
+    """What ``do`` makes of each thing, several at a time; the first failure ends the others."""
+    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # noqa: PLC0415 - downloads only
+
+    if not things:
+        return []
+    with ThreadPoolExecutor(max_workers=max(1, parallel)) as pool:
+        tasks = [pool.submit(do, thing) for thing in things]
+        try:
+            for task in wait(tasks, return_when=FIRST_EXCEPTION).done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [task.result() for task in tasks]
 
 
 def _proved(pieces: Iterator[bytes], file: ContentFile) -> Iterator[bytes]:

@@ -155,8 +155,8 @@ def fetch_file(
     check_names([source.name])
     target = folder / source.name
     try:
-        with _open_parent(folder, source.name) as parent:
-            if not _in_the_way(parent, target, source, overwrite=overwrite):
+        with open_parent(folder, source.name) as parent:
+            if not in_the_way(parent, target, source, overwrite=overwrite):
                 _fetch(transport, source, parent, target.name, progress)
     except OSError as error:
         raise LocalFileError(f"cannot write {target}: {error.strerror or error}") from error
@@ -165,7 +165,7 @@ def fetch_file(
     return target
 
 
-def _in_the_way(parent: int, target: Path, source: Source, *, overwrite: bool) -> bool:
+def in_the_way(parent: int, target: Path, source: Source, *, overwrite: bool) -> bool:
     """Whether the wanted file is there already; raises if something else is."""
     try:
         info = os.stat(target.name, dir_fd=parent, follow_symlinks=False)
@@ -188,15 +188,8 @@ def _in_the_way(parent: int, target: Path, source: Source, *, overwrite: bool) -
 def _fetch(
     transport: Transport, source: Source, parent: int, name: str, progress: Callable[[int], None] | None
 ) -> None:
-    part = f".trainshed-{hashlib.sha256(source.key.encode()).hexdigest()[:16]}.part"
-    descriptor = _open_at(parent, part, os.O_RDWR | os.O_CREAT)
+    part, descriptor = open_part(source, parent, name)
     with os.fdopen(descriptor, "r+b", buffering=0):
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnsafeName(f"{part} is not a regular file")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LocalFileError(f"another download is writing {name} in the same folder") from None
 
         def once() -> str:
             digest, start = _resume(descriptor, source.size)
@@ -220,11 +213,32 @@ def _fetch(
                 f"announced were {source.size} bytes with {source.sha256 or 'no digest'}",
                 hint="Download it again; if it stays so, the stored bytes are damaged.",
             )
-        if source.executable:
-            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-            os.fchmod(descriptor, mode | (mode & _READABLE) >> 2)
+        set_mode(source, descriptor)
         os.fsync(descriptor)
         os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+def open_part(source: Source, parent: int, name: str) -> tuple[str, int]:
+    """The name and the descriptor of the part file, locked against other downloads."""
+    part = f".trainshed-{hashlib.sha256(source.key.encode()).hexdigest()[:16]}.part"
+    descriptor = _open_at(parent, part, os.O_RDWR | os.O_CREAT)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnsafeName(f"{part} is not a regular file")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LocalFileError(f"another download is writing {name} in the same folder") from None
+        stack.pop_all()
+    return part, descriptor
+
+
+def set_mode(source: Source, descriptor: int) -> None:
+    """What was published executable is so for all who may read it."""
+    if source.executable:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        os.fchmod(descriptor, mode | (mode & _READABLE) >> 2)
 
 
 def _resume(descriptor: int, size: int) -> tuple[hashlib._Hash, int]:
@@ -266,7 +280,7 @@ def _write(
 
 
 @contextlib.contextmanager
-def _open_parent(folder: Path, name: str) -> Iterator[int]:
+def open_parent(folder: Path, name: str) -> Iterator[int]:
     """The folder that will hold ``name``, created as needed, reached without following any link."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

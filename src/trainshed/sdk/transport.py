@@ -204,6 +204,25 @@ class Transport:
             self._look_again()
             raise ConnectionFailed(_sentence(self.connection.url, error)) from error
 
+    def ask_bytes(self, path: str, body: Any) -> bytes:
+        """What a question that changes nothing (a POST with a JSON body) is answered with, as bytes."""
+        content = json.dumps(body).encode()
+
+        def once() -> bytes:
+            response = self._http.request(
+                "POST",
+                self._url(path),
+                content=content,
+                headers=self._headers(
+                    path, {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+                ),
+            )
+            if response.status_code >= _HTTP_ERROR:
+                raise _refusal(response, response.content)
+            return response.content
+
+        return self._repeat(once, safe=True)
+
     def read(self, path: str) -> Iterator[bytes]:
         """All bytes of one resource as they arrive, continued where a connection broke."""
         done, attempt = 0, 0

@@ -180,6 +180,20 @@ def content_bytes(
     )
 
 
+def whole_blob(call: Call, sha256: str, size: int) -> bytes:
+    """All bytes of a small blob; raises `Refusal` ``STORAGE_UNAVAILABLE`` where there are not so many."""
+    try:
+        with call.services.blobs.open(sha256) as reader:
+            data = b"".join(reader.chunks())
+    except BlobNotFound:
+        raise Refusal.of("STORAGE_UNAVAILABLE", f"the stored bytes of blob {sha256} are missing") from None
+    if len(data) != size:
+        raise Refusal.of(
+            "STORAGE_UNAVAILABLE", f"blob {sha256} has {len(data)} bytes, not {size}: it is damaged"
+        )
+    return data
+
+
 def own_content(call: Call, connection: Connection, kind: ContentKind, name: str) -> Content:
     """The content, if the caller's project owns it; others' are not found."""
     content = store.find_content(connection, kind, name)

@@ -129,6 +129,11 @@ _HOLDS = (
     )
 )
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
+_HOLD_SOME = (
+    select(blobs.c.sha256, blobs.c.size)
+    .join(manifest_blobs, manifest_blobs.c.sha256 == blobs.c.sha256)
+    .where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"), blobs.c.sha256.in_(_WANTED))
+)
 _HELD = select(manifest_blobs.c.sha256).where(manifest_blobs.c.manifest_sha256 == bindparam("manifest"))
 _COUNT_HELD = select(func.count()).select_from(_HELD.subquery())
 _TOUCH_STALE = (
@@ -209,6 +214,12 @@ def blob_size(connection: Connection, manifest_sha256: str, blob: str) -> int | 
     asked = {"manifest": manifest_sha256, "blob": blob}
     size: int | None = connection.execute(_HOLDS, asked).scalar_one_or_none()
     return size
+
+
+def blob_sizes(connection: Connection, manifest_sha256: str, names: Collection[str]) -> dict[str, int]:
+    """The bytes of those of ``names`` that a manifest holds."""
+    asked = {"manifest": manifest_sha256, "wanted": list(names)}
+    return {row.sha256: row.size for row in connection.execute(_HOLD_SOME, asked)}
 
 
 def claim(

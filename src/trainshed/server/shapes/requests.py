@@ -83,6 +83,12 @@ class MissingBlobs(Body):
     sha256: list[Digest] = Field(max_length=10_000)
 
 
+class ReadBlobs(Body):
+    """Small files of one version, by digest."""
+
+    sha256: list[Digest] = Field(min_length=1, max_length=200)
+
+
 class PublishedFile(Body):
     """One file of the tree to publish; its bytes were uploaded before."""
 
