@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from trainshed.model.conflicts import differences
 from trainshed.model.errors import CODES, Refusal
 from trainshed.model.submission import (
     MAX_COUNT,
     RESOURCE_COUNTS,
-    differences,
     parse_submission,
 )
 

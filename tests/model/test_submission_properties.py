@@ -8,9 +8,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainshed.model.conflicts import differences
 from trainshed.model.errors import MAX_BODY_BYTES, Refusal
 from trainshed.model.strict_json import decode_json
-from trainshed.model.submission import differences, parse_submission
+from trainshed.model.submission import parse_submission
 
 COUNTS = st.integers(1, 2**31 - 1)
 TAGS = st.dictionaries(

@@ -22,6 +22,7 @@ from trainshed.control.references import approval_hint
 from trainshed.control.resuming import freeze_checkpoint, hold_checkpoints
 from trainshed.control.snapshots import Snapshots
 from trainshed.model.access import Permission, Principal
+from trainshed.model.conflicts import differences
 from trainshed.model.content import ContentKind
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.ids import IdFactory
@@ -33,7 +34,6 @@ from trainshed.model.strict_json import canonical_json
 from trainshed.model.submission import (
     Submission,
     TrialRequest,
-    differences,
     read_submission,
 )
 from trainshed.policy.budget import Account, ProjectLimits, RunningTrial, account

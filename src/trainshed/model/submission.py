@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainshed.model.checkpoints import CheckpointRef, parse_checkpoint_ref
+from trainshed.model.conflicts import shown
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.profile import JobProfile, read_profile
 from trainshed.model.selectors import Selector, image_fault, parse_selector
@@ -140,7 +140,7 @@ def read_submission(document: Any) -> tuple[Submission, list[Fault]]:
     _unknown_keys(document, ROOT_KEYS, "", faults)
     kind = document.get("type")
     if kind != "train":
-        said = f'must be "train", not {_show(kind)}' if "type" in document else 'is missing; write "train"'
+        said = f'must be "train", not {shown(kind)}' if "type" in document else 'is missing; write "train"'
         faults.add("type", "INVALID_JOB_TYPE", f"`type` {said}")
     request_id = _request_id(document, faults)
     entries = _trial_entries(document, faults)
@@ -161,31 +161,6 @@ def read_submission(document: Any) -> tuple[Submission, list[Fault]]:
     return submission, faults.faults
 
 
-def differences(stored: str, sent: str) -> list[Fault]:
-    """Which fields of two canonical forms differ, as faults of a conflict (E26-E28)."""
-    found: list[Fault] = []
-    _compare(json.loads(stored), json.loads(sent), "", found)
-    return found
-
-
-def _compare(old: Any, new: Any, path: str, found: list[Fault]) -> None:
-    if type(old) is type(new) and isinstance(old, dict):
-        for key in sorted(old.keys() | new.keys()):
-            _compare(old.get(key), new.get(key), f"{path}.{key}" if path else key, found)
-    elif type(old) is type(new) and isinstance(old, list):
-        if len(old) != len(new):
-            found.append(_conflict(path, f"the stored Job has {len(old)} Trials, this request {len(new)}"))
-        for place, (left, right) in enumerate(zip(old, new, strict=False)):
-            _compare(left, right, f"{path}[{place}]", found)
-    elif old != new or type(old) is not type(new):
-        before, now = ("nothing" if each is None else _show(each) for each in (old, new))
-        found.append(_conflict(path, f"the stored Job has {before}, this request {now}"))
-
-
-def _conflict(path: str, message: str) -> Fault:
-    return Fault(path, "JOB_REQUEST_CONFLICT", message)
-
-
 def _request_id(document: Mapping[str, Any], faults: FaultList) -> str:
     value = document.get("request_id")
     code = "INVALID_REQUEST_ID"
@@ -203,7 +178,7 @@ def _request_id(document: Mapping[str, Any], faults: FaultList) -> str:
         faults.add("request_id", code, f"`request_id` {fault}")
     elif not value.isprintable():
         place = next(place for place, letter in enumerate(value) if not letter.isprintable())
-        said = f"{_show(value[place])} at character {place} is none"
+        said = f"{shown(value[place])} at character {place} is none"
         faults.add("request_id", code, f"`request_id` may hold printable characters only; {said}")
     return value
 
@@ -275,7 +250,7 @@ def _unique_names(
             faults.add(
                 _join(path, "name"),
                 "INVALID_TRIALS",
-                f"the name {_show(name)} is also that of {seen[name]}; each Trial has its own",
+                f"the name {shown(name)} is also that of {seen[name]}; each Trial has its own",
             )
         seen.setdefault(name, path)
 
@@ -283,7 +258,7 @@ def _unique_names(
 def _spec(spec: Mapping[str, Any], path: str, name: str, faults: FaultList) -> TrialRequest | None:
     _unknown_keys(spec, SPEC_KEYS, path, faults)
     if "kind" in spec and spec["kind"] != "runner":
-        faults.add(_join(path, "kind"), _SPEC_CODE, f'`kind` must be "runner", not {_show(spec["kind"])}')
+        faults.add(_join(path, "kind"), _SPEC_CODE, f'`kind` must be "runner", not {shown(spec["kind"])}')
     selector = _selector(spec, path, faults)
     image = _image(spec, path, faults)
     command = _command(spec, path, faults)
@@ -358,7 +333,7 @@ def _resources(spec: Mapping[str, Any], path: str, faults: FaultList) -> tuple[s
             faults.add(
                 _join(where, "gpu_type"),
                 "INVALID_EXECUTION_CONFIG",
-                f"`gpu_type` must be a GPU model such as H100, not {_show(gpu_type)}",
+                f"`gpu_type` must be a GPU model such as H100, not {shown(gpu_type)}",
             )
     counts = {}
     for key in RESOURCE_COUNTS:
@@ -372,9 +347,9 @@ def _resources(spec: Mapping[str, Any], path: str, faults: FaultList) -> tuple[s
 def count_fault(value: Any) -> str | None:
     """Why ``value`` is not a positive integer (E40), or ``None``."""
     if isinstance(value, bool) or not isinstance(value, int):
-        return f"must be a positive integer, not {_show(value)}"
+        return f"must be a positive integer, not {shown(value)}"
     if not 1 <= value <= MAX_COUNT:
-        return f"must be from 1 to {MAX_COUNT}, not {_show(value)}"
+        return f"must be from 1 to {MAX_COUNT}, not {shown(value)}"
     return None
 
 
@@ -407,20 +382,20 @@ def _tags(spec: Mapping[str, Any], path: str, faults: FaultList) -> Mapping[str,
     for key, text in value.items():
         here = _join(where, key)
         if not TAG_KEY.fullmatch(key):
-            faults.add(here, "INVALID_TAG", f"the tag key {_show(key)} must match {TAG_KEY.pattern}")
+            faults.add(here, "INVALID_TAG", f"the tag key {shown(key)} must match {TAG_KEY.pattern}")
         if not isinstance(text, str):
             faults.add(
-                here, "INVALID_TAG", f"the value of tag {_show(key)} must be a string, not {_kind(text)}"
+                here, "INVALID_TAG", f"the value of tag {shown(key)} must be a string, not {_kind(text)}"
             )
         elif len(text) > MAX_TAG_VALUE_CHARS:
             faults.add(
                 here,
                 "INVALID_TAG",
-                f"the value of tag {_show(key)} has {len(text)} characters; at most {MAX_TAG_VALUE_CHARS}",
+                f"the value of tag {shown(key)} has {len(text)} characters; at most {MAX_TAG_VALUE_CHARS}",
             )
         elif not text.isprintable():
             faults.add(
-                here, "INVALID_TAG", f"the value of tag {_show(key)} may hold printable characters only"
+                here, "INVALID_TAG", f"the value of tag {shown(key)} may hold printable characters only"
             )
     return MappingProxyType(dict(value))
 
@@ -448,7 +423,7 @@ def _resume_from(spec: Mapping[str, Any], path: str, faults: FaultList) -> Check
         try:
             return parse_checkpoint_ref(value)
         except ValueError as error:
-            fault = f"is {_show(value)}; {error}"
+            fault = f"is {shown(value)}; {error}"
     faults.add(
         _join(path, "resume_from"),
         _SPEC_CODE,
@@ -503,9 +478,3 @@ def _clean(text: str) -> str:
 def _kind(value: Any) -> str:
     names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
     return names.get(type(value), "a list" if isinstance(value, list) else "an object")
-
-
-def _show(value: Any) -> str:
-    """A short, printable rendering of a value for a message."""
-    text = json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - fits one line of a terminal
