@@ -41,7 +41,7 @@ from trainshed.model.errors import Refusal
 from trainshed.model.states import State
 from trainshed.store import checkpoints, contents, garbage, jobs, moves, queue, settings
 from trainshed.store.contents import Release
-from trainshed.store.database import Database
+from trainshed.store.database import Database, DatabaseUnavailable
 from trainshed.store.garbage import Marked
 
 PUBLISHER = Principal("key", "p", KeyKind.HUMAN, frozenset(Permission), label="somebody")
@@ -404,6 +404,39 @@ def test_the_controller_collects_by_itself_and_when_asked(fake):
     assert d.blobs.exists(older), "one request, one pass"
     d.boot()
     assert not d.blobs.exists(older), "a new controller begins with a pass"
+
+
+def test_a_request_that_a_dead_process_began_is_served_by_the_next_one(fake):
+    d = fake(gc_grace_hours=1.0)
+    old = put(d.database, d.blobs, b"old", d.now())
+    d.pass_time(7200.0)
+    request = {"request_id": "gc-1"}
+    d.database.write(lambda c: settings.put(c, settings.GARBAGE_REQUEST, json.dumps(request)))
+    running = json.dumps({**request, "state": "running"})
+    d.database.write(lambda c: settings.put(c, settings.GARBAGE_REPORT, running))
+    d.boot()
+    assert not d.blobs.exists(old)
+    with d.database.read() as connection:
+        assert request_of(settings.get(connection, settings.GARBAGE_REPORT))["state"] == "done"
+
+
+def test_a_pass_that_lost_the_database_is_begun_again(fake, monkeypatch):
+    d = fake(gc_grace_hours=1.0)
+    old = put(d.database, d.blobs, b"old", d.now())
+    d.pass_time(7200.0)
+    request = json.dumps({"request_id": "gc-1"})
+    d.database.write(lambda c: settings.put(c, settings.GARBAGE_REQUEST, request))
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise DatabaseUnavailable("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(garbage, "unneeded_blobs", lost)
+        d.step()
+    assert d.blobs.exists(old)
+    d.pass_time(60.0)
+    d.step()
+    assert not d.blobs.exists(old)
 
 
 def test_a_controller_that_shall_not_collect_finishes_what_was_begun_and_serves_requests(fake):

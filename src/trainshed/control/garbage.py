@@ -24,7 +24,7 @@ from trainshed.control.background import Background
 from trainshed.control.crashpoints import Point, reach
 from trainshed.store import garbage as store
 from trainshed.store import settings
-from trainshed.store.database import Database
+from trainshed.store.database import Database, DatabaseUnavailable
 from trainshed.store.garbage import Marked
 
 PASS_SECONDS = 3600.0
@@ -278,7 +278,9 @@ class Housekeeping:
             request = request_of(settings.get(connection, settings.GARBAGE_REQUEST))
             report = request_of(settings.get(connection, settings.GARBAGE_REPORT))
         asked = request.get("request_id")
-        if asked is not None and asked not in {self._served, report.get("request_id")}:
+        # One that is "running" was left by a process that is gone, unless it is ours.
+        over = report.get("request_id") == asked and report.get("state") in {"done", "failed"}
+        if asked is not None and asked != self._served and not over:
             self._served = asked
             self._background.start(_KEY, lambda: self._pass(asked))
         elif self._regularly and time.monotonic() - self._passed >= PASS_SECONDS:
@@ -309,6 +311,9 @@ class Housekeeping:
             found = self._collector.run(sweep=self._sweeps(asked), told=report.tell)
         except Stopped:
             return True
+        except DatabaseUnavailable:
+            self._served, self._passed = None, float("-inf")
+            raise
         except BlobError as error:
             log.warning("garbage cannot be collected now", reason=str(error))
             report.end("failed", reason=str(error))
