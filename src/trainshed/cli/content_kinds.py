@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainshed.cli.content_progress import bars
 from trainshed.cli.lazy import Group
-from trainshed.cli.output import Column, Fields, Sentence, Table, View, count, size
+from trainshed.cli.output import Column, Fields, Sentence, Table, View, cell, count, size
 from trainshed.cli.parameters import Whole
-from trainshed.cli.session import Session, interactive, json_option, quiet_option
+from trainshed.cli.session import Session, json_option, quiet_option
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client, PublishProgress
     from trainshed.sdk.contents import Contents
 
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 VISIBILITIES = ("public", "project", "projects")
 FILES = Table(
     (
@@ -73,6 +75,36 @@ def _splits(document: Mapping[str, Any]) -> str | None:
     )
 
 
+def _parameters(document: Mapping[str, Any]) -> str | None:
+    """A Recipe's parameters, a line each: type, default, and what else bounds it."""
+    given = document.get("about", {}).get("parameters") or {}
+    properties = given.get("properties", given) if isinstance(given, Mapping) else {}
+    needed = given.get("required", ()) if isinstance(given, Mapping) else ()
+    lines = []
+    for name, said in properties.items():
+        if not isinstance(said, Mapping):
+            continue
+        rest = [f"{key} {cell(value)}" for key, value in said.items() if key not in {"type", "description"}]
+        if name in needed and "required" not in said:
+            rest.append("required")
+        lines.append(f"{name}: {', '.join([str(said.get('type', 'any')), *rest])}")
+    return "\n".join(lines) or None
+
+
+def _inputs(document: Mapping[str, Any]) -> str | None:
+    """A Recipe's inputs, a line each."""
+    given = document.get("about", {}).get("inputs") or {}
+    return "\n".join(f"{name}: {cell(said)}" for name, said in given.items()) or None
+
+
+def _dependencies(document: Mapping[str, Any]) -> str | None:
+    """A Recipe's dependencies, a line each."""
+    given = document.get("about", {}).get("dependencies") or {}
+    if not isinstance(given, Mapping):
+        return cell(given)
+    return "\n".join(f"{name}: {each.get('uri', each)}" for name, each in given.items()) or None
+
+
 def _approved(document: Mapping[str, Any]) -> bool | None:
     decided = document.get("approval")
     return bool(decided["approved"]) if isinstance(decided, Mapping) else None
@@ -88,7 +120,9 @@ VERSION = Fields(
         ("size", lambda row: size(row["bytes"])),
         *((key.replace("_", " "), f"about.{key}") for key in _ABOUT),
         ("splits", _splits),
-        ("dependencies", lambda row: list(row.get("about", {}).get("dependencies") or ()) or None),
+        ("parameters", _parameters),
+        ("inputs", _inputs),
+        ("dependencies", _dependencies),
         ("published", "published_at"),
         ("published by", "published_by"),
     )
@@ -105,6 +139,9 @@ CONTENT = Fields(
         ("size", lambda row: size(row["newest"]["bytes"])),
         *((key.replace("_", " "), f"about.{key}") for key in _ABOUT),
         ("splits", _splits),
+        ("parameters", _parameters),
+        ("inputs", _inputs),
+        ("dependencies", _dependencies),
         ("created", "created_at"),
         ("updated", "updated_at"),
     )
@@ -157,6 +194,13 @@ def _publish(noun: str, door: Door) -> click.Command:
     @click.option(
         "--visibility", type=click.Choice(VISIBILITIES), help="Who may read it (a new one: project)."
     )
+    @click.option(
+        "--to",
+        "projects",
+        multiple=True,
+        metavar="PROJECT",
+        help="With visibility `projects`: who. Repeatable.",
+    )
     @click.option("--parallel", type=Whole(), default=4, show_default=True, help="Uploads at once.")
     @quiet_option
     @json_option
@@ -168,12 +212,23 @@ def _publish(noun: str, door: Door) -> click.Command:
         name: str,
         version: str | None,
         visibility: str | None,
+        projects: tuple[str, ...],
         parallel: int,
         quiet: bool,
     ) -> None:
-        with session.client() as client, _bars(session) as progress:
+        if (visibility == "projects") != bool(projects):
+            raise click.UsageError(
+                "--visibility projects needs at least one --to PROJECT, and only it takes any"
+            )
+        with session.client() as client, bars(session) as progress:
             done = door(client).publish(
-                path, name=name, version=version, visibility=visibility, parallel=parallel, progress=progress
+                path,
+                name=name,
+                version=version,
+                visibility=visibility,
+                projects=projects,
+                parallel=parallel,
+                progress=progress,
             )
         document = {
             **done.version.raw,
@@ -190,6 +245,9 @@ def _publish(noun: str, door: Door) -> click.Command:
             session.note("\nThis version was published before with the same files; nothing changed.")
         else:
             session.note(f"\nPublished; {count(done.uploaded, 'file')} uploaded.")
+        if visibility is not None:
+            who = f" ({', '.join(projects)})" if projects else ""
+            session.note(f"The visibility of {name}, with all its versions, is now `{visibility}`{who}.")
 
     return command
 
@@ -276,16 +334,29 @@ def _download(noun: str, door: Door) -> click.Command:
         "verified.\n\nRun it again to finish what was interrupted. Without @VERSION the newest counts.",
     )
     @click.argument("name")
-    @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+    @click.argument("place", metavar="[FOLDER]", required=False, type=_FOLDER)
+    @click.option("--to", "folder", type=_FOLDER, help="Folder to write into; the content's name by default.")
     @click.option("--overwrite", is_flag=True, help="Replace files there that have other content.")
     @click.option("--parallel", type=Whole(), default=4, show_default=True, help="Files at once.")
     @json_option
     @click.pass_obj
-    def command(session: Session, name: str, folder: Path, *, overwrite: bool, parallel: int) -> None:
-        with session.client() as client, suggestions(session, door(client), name), _bars(session) as tell:
-            moved = None if tell is None else _downloading(tell)
+    def command(
+        session: Session,
+        name: str,
+        place: Path | None,
+        *,
+        folder: Path | None,
+        overwrite: bool,
+        parallel: int,
+    ) -> None:
+        if place is not None and folder is not None:
+            raise click.UsageError("give the folder once: as FOLDER or with --to")
+        folder = place or folder or Path(name.partition("@")[0].rpartition("/")[2])
+        with session.client() as client, suggestions(session, door(client), name), bars(session) as tell:
+            moved = None if tell is None else _downloading(tell, "downloading")
+            named = None if tell is None else _downloading(tell, "downloading files")
             version = door(client).download(
-                name, folder, overwrite=overwrite, parallel=parallel, progress=moved
+                name, folder, overwrite=overwrite, parallel=parallel, progress=moved, files_progress=named
             )
         session.show({**version.raw, "folder": str(folder)}, VERSION)
         session.note(f"\n{count(version.files, 'file')} in {folder}, each verified.")
@@ -391,13 +462,14 @@ def _more(document: Mapping[str, Any]) -> list[View]:
 @contextlib.contextmanager
 def suggestions(session: Session, contents: Contents, wanted: str) -> Iterator[None]:
     """When a content is not found, look up the names, or the versions, that come nearest."""
-    from trainshed.sdk.errors import NotFound, TrainshedError  # noqa: PLC0415 - click only at import time
+    from trainshed.sdk.contents import plain_name  # noqa: PLC0415 - click only at import time
+    from trainshed.sdk.errors import NotFound, TrainshedError  # noqa: PLC0415 - as above
 
     try:
         yield
     except NotFound as error:
         if error.code == "CONTENT_NOT_FOUND":
-            name, at, ref = wanted.partition("@")
+            name, at, ref = plain_name(contents.kind, wanted).partition("@")
             with contextlib.suppress(TrainshedError):
                 session.nearest(name, [each.name for each in contents.list(limit=100)])
                 if at and name in session.suggestions:
@@ -406,42 +478,7 @@ def suggestions(session: Session, contents: Contents, wanted: str) -> Iterator[N
         raise
 
 
-@contextlib.contextmanager
-def _bars(session: Session) -> Iterator[Callable[[PublishProgress], None] | None]:
-    """A bar for each stage, for a person at a terminal; else nothing."""
-    if session.json or session.quiet or not interactive():
-        yield None
-        return
-    from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
-    from rich.progress import (  # noqa: PLC0415 - as above
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-
-        def moved(state: PublishProgress) -> None:
-            if state.stage not in tasks:
-                tasks[state.stage] = bars.add_task(state.stage, total=max(state.total, 1))
-            bars.update(tasks[state.stage], completed=state.done)
-
-        yield moved
-
-
-def _downloading(tell: Callable[[PublishProgress], None]) -> Callable[[int, int], None]:
+def _downloading(tell: Callable[[PublishProgress], None], stage: str) -> Callable[[int, int], None]:
     from trainshed.sdk import PublishProgress  # noqa: PLC0415 - click only at import time
 
-    return lambda done, total: tell(PublishProgress("downloading", done, total))
+    return lambda done, total: tell(PublishProgress(stage, done, total))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -97,7 +98,7 @@ def submit(
         with suggestions(session, client, _runner_named(request)):
             found = client.training_jobs.submit(request, make_request_id=False)
         if not wait and not follow:
-            session.show(found.raw, *shown)
+            session.show(_as_accepted(found.raw) if not session.json else found.raw, *shown)
             session.note(f"\n{found.job_id} {_receipt(found)}")
             session.note(f"Follow it with `{session.program} job log {found.job_id} --follow`.")
             return
@@ -222,6 +223,20 @@ def wait_(context: click.Context, job_id: str, *, released: bool, wait_timeout: 
 
 job.add_command(manifest)
 job.add_command(rerun)
+
+
+def _as_accepted(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The Job without the reason that every Trial waits for at first: that nobody has looked at it yet."""
+    training = document.get("training")
+    if not isinstance(training, dict) or not isinstance(training.get("trials"), list):
+        return document
+    trials = [
+        {key: value for key, value in trial.items() if key != "waiting"}
+        if isinstance(trial.get("waiting"), dict) and trial["waiting"].get("code") == "NEXT_TURN"
+        else trial
+        for trial in training["trials"]
+    ]
+    return {**document, "training": {**training, "trials": trials}}
 
 
 def _receipt(found: Job) -> str:

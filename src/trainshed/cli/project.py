@@ -53,6 +53,7 @@ PROJECT = Fields(
         ("max GPUs", _limit("max_gpus")),
         ("GPU-hours", _hours("budget_gpu_hours")),
         ("GPU-hours used", _hours("used_gpu_hours")),
+        ("content used", lambda row: size(row["content_bytes"]) if "content_bytes" in row else None),
         ("content quota", _bytes("max_content_bytes")),
         ("created", "created_at"),
     ),
@@ -136,7 +137,9 @@ def project_get(session: Session, project_id: str) -> None:
 @click.option("--max-gpus", type=Whole(0), help="GPUs at a time; unlimited by default.")
 @click.option("--gpu-hours", type=LimitType(float), help="Budget in GPU-hours; unlimited by default.")
 @click.option(
-    "--max-content", type=ContentLimit(), help="Published content, e.g. 500Gi; unlimited by default."
+    "--max-content",
+    type=ContentLimit(),
+    help="Published content, whole MiB, e.g. 500Gi; unlimited by default.",
 )
 @json_option
 @click.pass_obj
@@ -172,7 +175,9 @@ def project_create(
 @click.option("--priority", type=Whole(), help="Larger starts first.")
 @click.option("--max-gpus", type=LimitType(int), help="GPUs at a time, or `none`.")
 @click.option("--gpu-hours", type=LimitType(float), help="Budget in GPU-hours, or `none`.")
-@click.option("--max-content", type=ContentLimit(), help="Published content, e.g. 500Gi, or `none`.")
+@click.option(
+    "--max-content", type=ContentLimit(), help="Published content, whole MiB, e.g. 500Gi, or `none`."
+)
 @json_option
 @click.pass_obj
 def project_set(

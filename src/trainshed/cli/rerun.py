@@ -64,7 +64,12 @@ def manifest(session: Session, job_id: str, *, output: Path | None) -> None:
         session.show(document, Sentence(to_json))
         session.note(f"digest {document['digest']}")
         return
-    _write(output, document)
+    from trainshed.sdk.errors import LocalFileError  # noqa: PLC0415 - click only at import time
+
+    try:
+        _write(output, document)
+    except OSError as error:
+        raise LocalFileError(f"cannot write {output}: {error.strerror or error}") from None
     told = {"job_id": job_id, "digest": document["digest"], "file": str(output)}
     session.show(told, Sentence(lambda row: f"{row['digest']}  {row['file']}"))
 
@@ -98,10 +103,14 @@ def rerun(
         before = _checked(given if given is not None else client.jobs.manifest(source), source)
         job = _submitted(client, before, request_id)
         session.job_id = job.job_id
-        session.note(f"{job.job_id} accepted.")
+        said = "was accepted before: nothing new was started" if job.accepted_before else "accepted"
+        session.note(f"{job.job_id} {said}.")
         after = client.jobs.manifest(job.job_id)
         found = compare(before["frozen"], _checked(after, job.job_id)["frozen"])
         if wait:
+            if not session.json:
+                # Whoever waits for hours for another thing than was meant should know at once.
+                session.show({"differences": [each.as_dict() for each in found]}, _DIFFERENCES)
             job = wait_for(session, client, job.job_id, deadline.left())
             await_release(client, job, deadline.left())
             job = client.jobs.get(job.job_id)
@@ -115,7 +124,7 @@ def rerun(
         "differences": [each.as_dict() for each in found],
         "job": job.raw,
     }
-    session.show(document, _RERUN, _DIFFERENCES)
+    session.show(document, _RERUN, *([] if wait else [_DIFFERENCES]))
     if wait and not job.succeeded:
         context.exit(Exit.FAILED)
     context.exit(Exit.OK if same else Exit.DIFFERS)

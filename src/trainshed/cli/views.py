@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -104,8 +105,23 @@ def references(row: Document, key: str) -> str | None:
     """What a Profile names under ``key``, by URI."""
     named = (row.get("profile") or {}).get(key) or ()
     entries = named.items() if isinstance(named, Mapping) else enumerate(named)
-    uris = [f"{name}={each['uri']}" if isinstance(name, str) else str(each["uri"]) for name, each in entries]
-    return ", ".join(uris) or None
+    found = []
+    for name, each in entries:
+        part = ", ".join(str(each[word]) for word in ("config", "split") if each.get(word))
+        said = f"{each['uri']}{f' ({part})' if part else ''}"
+        found.append(f"{name}={said}" if isinstance(name, str) else said)
+    return ", ".join(found) or None
+
+
+def parameters_text(row: Document) -> str | None:
+    """The parameters of a Profile, a line each; v1 has them within its recipe."""
+    profile = row.get("profile") or {}
+    given = profile.get("parameters", profile.get("recipe"))
+    if not isinstance(given, Mapping):
+        return None
+    return (
+        "\n".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()) or None
+    )
 
 
 def attempts_text(row: Document) -> str | None:
@@ -252,6 +268,7 @@ TRIAL = Fields(
         ("profile", "profile.schema"),
         ("profile sha256", "profile_sha256"),
         ("recipe", recipe_text),
+        ("parameters", parameters_text),
         ("inputs", lambda row: references(row, "inputs")),
         ("plugins", lambda row: references(row, "plugins")),
         ("resources", resources_text),
@@ -278,7 +295,10 @@ PROBLEMS = Table(
 CHECKPOINTS = Table(
     (
         Column("CHECKPOINT", "checkpoint_id"),
-        Column("TRIAL", "trial_id"),
+        Column("STEP", "step"),
+        Column("METRIC", metric_text, rank=2),
+        Column("KEPT", kept_text),
+        Column("TRIAL", "trial_id", rank=2),
         Column("URI", "uri", rank=1),
         Column("DURABLE", "durable"),
     ),
@@ -294,6 +314,8 @@ CHECKPOINT_LIST = Table(
         Column("METRIC", metric_text, rank=2),
         Column("SIZE", lambda row: size(int(row.get("size_bytes") or 0))),
         Column("KEPT", kept_text),
+        Column("FOLDER", "folder", rank=3, shortest=12),
+        Column("TRIAL", "trial_id", rank=2),
         Column("JOB", "job_id", rank=1),
         Column("CREATED", "created_at", rank=1),
     ),

@@ -69,20 +69,24 @@ class BlobUploads:
         *,
         parallel: int = PARALLEL_UPLOADS,
         progress: Progress | None = None,
+        files_progress: Progress | None = None,
     ) -> int:
         """Bring all of them to the server; how many it did not have yet.
 
-        ``progress`` is told the bytes done and the bytes in all, from one thread at a time. The first failure
+        ``progress`` is told the bytes done and the bytes in all, ``files_progress`` the blobs, from one
+        thread at a time. The first failure
         ends the others; what was sent stays, and sending again goes on there. Raises `ContentChanged`,
         `LocalFileError`, `IntegrityError` and what the transport raises.
         """
         wanted = {upload.sha256: upload for upload in uploads}
         meter = _Meter(sum(upload.size for upload in wanted.values()), progress)
+        files = _Meter(len(wanted), files_progress)
         missing, limit = self._missing(list(wanted))
+        files.add(len(wanted) - len(missing))
         meter.add(sum(upload.size for digest, upload in wanted.items() if digest not in missing))
         # A large one that begins last would go on alone.
         waiting = sorted((wanted[digest] for digest in missing), key=lambda upload: -upload.size)
-        sending = _Sending(self._transport, min(limit, PART_BYTES), meter)
+        sending = _Sending(self._transport, min(limit, PART_BYTES), meter, files)
         pool = ThreadPoolExecutor(max(1, parallel), "upload")
         try:
             batches = _batches(waiting, min(limit // 2, _BATCH_BYTES), max(1, parallel))
@@ -135,12 +139,17 @@ class _Sending:
     transport: Transport
     part_bytes: int
     meter: _Meter
+    files: _Meter
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
         self._stopping.set()
 
     def send(self, batch: Sequence[Upload]) -> None:
+        self._send(batch)
+        self.files.add(len(batch))
+
+    def _send(self, batch: Sequence[Upload]) -> None:
         if len(batch) > 1:
             self._send_together(batch)
             return

@@ -50,20 +50,20 @@ class Contents:
 
     def get(self, name: str) -> Content:
         """``namespace/name``: what it is, who may read it (``raw``), and its newest version."""
-        full, ref = split_name(name)
+        full, ref = self._split(name)
         if ref:
             raise ConfigurationError(f"`{name}`: `version` reads one version; leave out the `@…` here")
         return content(self._transport.call("GET", self._route(*full)))
 
     def version(self, name: str) -> ContentVersion:
         """``namespace/name@ref``, where the ref is a label or a manifest's digest; without one the newest."""
-        full, ref = split_name(name)
+        full, ref = self._split(name)
         ref = ref or self.get(name).newest.manifest_sha256
         return content_version(self._transport.call("GET", self._route(*full, "versions", ref)))
 
     def versions(self, name: str, *, cursor: str | None = None, limit: int = 25) -> Page[ContentVersion]:
         """One page of the versions that are not withdrawn, newest first."""
-        full, _ = split_name(name)
+        full, _ = self._split(name)
         query = {"cursor": cursor, "limit": limit}
         return page(self._transport.call("GET", self._route(*full, "versions"), query=query), content_version)
 
@@ -117,21 +117,28 @@ class Contents:
         name: str,
         version: str | None = None,
         visibility: str | None = None,
+        projects: Sequence[str] = (),
         parallel: int = PARALLEL,
         progress: Callable[[PublishProgress], None] | None = None,
     ) -> PublishedContent:
         """Publish a folder, or one file, as a version of ``name`` (``namespace/name``).
 
-        Only what the server lacks is uploaded, and only files that were touched since the last publication
+        A name that is there keeps its visibility unless one is given; ``projects`` names who may read with
+        visibility ``projects``. Only what the server lacks is uploaded, and only files that were touched
+        since the last publication
         are read. Without ``version`` the manifest's digest is its label. Publishing the same again changes
         nothing. Raises `NotFreezable` with every fault before anything is sent, `LocalFileError`, `ApiError`.
         """
-        full, ref = split_name(name)
+        full, ref = self._split(name)
         if ref:
             raise ConfigurationError(f"`{name}`: a name to publish under has no `@…`; give the version apart")
+        if (visibility == "projects") != bool(projects):
+            raise ConfigurationError("visibility `projects` needs `projects`, and only it takes any")
         from trainshed.sdk.publication import Publication  # noqa: PLC0415 - publishing only
 
-        task = Publication(self._transport, self.kind, full, version, visibility, parallel, progress)
+        task = Publication(
+            self._transport, self.kind, full, version, visibility, projects, parallel, progress
+        )
         return task.run(Path(path))
 
     def download(
@@ -170,7 +177,7 @@ class Contents:
 
     def withdraw(self, name: str) -> Mapping[str, Any]:
         """Make a version unfindable for new submissions: by its label, or all labels of a digest."""
-        full, ref = split_name(name)
+        full, ref = self._split(name)
         if not ref:
             raise ConfigurationError(f"`{name}`: name the version to withdraw after an `@`")
         answer = self._transport.call("DELETE", self._route(*full, "versions", ref))
@@ -178,7 +185,7 @@ class Contents:
 
     def set_visibility(self, name: str, visibility: str, projects: Sequence[str] = ()) -> Mapping[str, Any]:
         """Who may read it: ``public``, ``project`` (its owner), or ``projects`` (also those named)."""
-        full, ref = split_name(name)
+        full, ref = self._split(name)
         if ref:
             raise ConfigurationError("visibility belongs to a name, not to one version: leave out the `@…`")
         body: dict[str, Any] = {"visibility": visibility}
@@ -253,6 +260,10 @@ class Contents:
             raise NotFound(error.status, error.code, error.message, hint=hint) from error
         sync_folders(folder, (file.path for file in files))
 
+    def _split(self, name: str) -> tuple[tuple[str, str], str]:
+        """``namespace/name[@ref]``, or the same as ``envloop://KIND/…``; raises `ConfigurationError`."""
+        return split_name(plain_name(self.kind, name))
+
     def _route(self, *parts: str) -> str:
         return route("content", self.kind, *parts)
 
@@ -281,7 +292,7 @@ class Plugins(Contents):
         return page(answer, lambda raw: mapping(raw, "an approval"))
 
     def _decide(self, method: str, name: str) -> Mapping[str, Any]:
-        full, ref = split_name(name)
+        full, ref = self._split(name)
         if not ref:
             raise ConfigurationError(f"`{name}`: name the version or digest to decide of after an `@`")
         where = self._route(*full, "versions", ref, "approval")
@@ -349,6 +360,17 @@ def _proved(pieces: Iterator[bytes], file: ContentFile) -> Iterator[bytes]:
             hint="Do not use what was read. Read it again; if it stays so, the stored bytes are damaged, "
             "and `trainshed content verify` names them.",
         )
+
+
+def plain_name(kind: str, name: str) -> str:
+    """``name`` without ``envloop://KIND/``; raises `ConfigurationError` where it is of another kind."""
+    scheme, _, rest = name.partition("envloop://")
+    if scheme or not rest:
+        return name
+    found, _, plain = rest.partition("/")
+    if found != kind:
+        raise ConfigurationError(f"`{name}` names one of the {found}, and one of the {kind} is meant here")
+    return plain
 
 
 def _walk(fetch: Callable[[str | None], Page[Content]]) -> Iterator[Content]:

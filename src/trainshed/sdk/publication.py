@@ -42,13 +42,18 @@ class Publication:
         full: tuple[str, str],
         version: str | None,
         visibility: str | None,
+        projects: Sequence[str],
         parallel: int,
         progress: Callable[[PublishProgress], None] | None,
     ) -> None:
         self._transport = transport
         self._kind = kind
         self._where = route("content", kind, *full, "versions")
-        self._body = {"version": version, "visibility": visibility}
+        self._body = {
+            "version": version,
+            "visibility": visibility,
+            "projects": list(projects) or None,
+        }
         self._parallel = parallel
         self._progress = progress
         self._hashed = 0
@@ -78,7 +83,7 @@ class Publication:
 
         kept = cache.digests(tree.files)
         fresh = [file for file, digest in zip(tree.files, kept, strict=True) if digest is None]
-        read = iter(hash_files(fresh, self._stage("reading")))
+        read = iter(hash_files(fresh, self._stage("reading"), self._files("reading")))
         self._hashed = len(fresh)
         return [next(read) if digest is None else digest for digest in kept]
 
@@ -124,7 +129,10 @@ class Publication:
             Upload(name, file.size, partial(open_stream, file), file.path) for name, file in once.items()
         ]
         self._uploaded += BlobUploads(self._transport).send(
-            uploads, parallel=self._parallel, progress=self._stage("uploading")
+            uploads,
+            parallel=self._parallel,
+            progress=self._stage("uploading"),
+            files_progress=self._files("uploading"),
         )
         if len(encoded) > INLINE_MANIFEST_BYTES:
             whole = Upload(digest, len(encoded), lambda: io.BytesIO(encoded), "the manifest")
@@ -148,6 +156,12 @@ class Publication:
         if tell is None:
             return None
         return lambda done, total: tell(PublishProgress(stage, done, total))
+
+    def _files(self, stage: str) -> BytesProgress | None:
+        tell = self._progress
+        if tell is None:
+            return None
+        return lambda done, total: tell(PublishProgress(f"{stage} files", done, total))
 
 
 def _head(file: LocalFile | None) -> bytes | None:

@@ -222,13 +222,16 @@ def open_stream(file: LocalFile) -> BinaryIO:
     return os.fdopen(open_unchanged(file), "rb", buffering=0)
 
 
-def hash_files(files: Sequence[LocalFile], progress: Progress | None = None) -> list[str]:
+def hash_files(
+    files: Sequence[LocalFile], progress: Progress | None = None, files_progress: Progress | None = None
+) -> list[str]:
     """The SHA-256 of each file, several at a time; a constant amount of memory however large they are.
 
     Raises `NotFreezable` with every file that cannot be read or changes while it is.
     """
     total = sum(file.size for file in files)
     counter = _Counter(total, progress)
+    named = _Counter(len(files), files_progress)
     faults: list[FieldFault] = []
 
     def batch(some: Sequence[LocalFile]) -> list[str]:
@@ -237,6 +240,7 @@ def hash_files(files: Sequence[LocalFile], progress: Progress | None = None) -> 
         for file in some:
             try:
                 found.append(_hash(file, buffer, counter))
+                named.add(1)
             except LocalFileError as error:
                 found.append("")
                 faults.append(FieldFault(_shown(file.path), _CODE, error.message))

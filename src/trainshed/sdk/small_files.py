@@ -81,7 +81,8 @@ class SmallFiles:
             if error.code != "STORAGE_UNAVAILABLE":
                 raise
             return wanted
-        here, left = [], []
+        here: list[Source] = []
+        left: list[Source] = []
         for source in wanted:
             content = found.get(source.sha256)
             (here if content is not None and len(content) == source.size else left).append(source)

@@ -19,14 +19,14 @@ from trainshed.model.recipe import Recipe, recipe_from_about
 from trainshed.model.strict_json import canonical_json
 from trainshed.server.bodies import Body
 from trainshed.server.storage import record_stored
-from trainshed.store import contents, possession
+from trainshed.store import access, contents, possession
 from trainshed.store.contents import Release
 from trainshed.store.database import Connection, Database
 from trainshed.store.namespaces import holder_of
 from trainshed.store.records import ContentVersion
 from trainshed.store.usage import check_quota
 
-_KEYS = ("version", "visibility", "manifest_sha256", "manifest", "bytes")
+_KEYS = ("version", "visibility", "projects", "manifest_sha256", "manifest", "bytes")
 MAX_BYTES = 2**63 - 1
 _LATEST = "latest"
 _ASKED_AT_ONCE = 500
@@ -41,6 +41,7 @@ class _Wanted:
 
     version: str
     visibility: Visibility | None
+    projects: list[str]
     manifest_sha256: str
     manifest: bytes | None
     bytes: int | None
@@ -95,9 +96,15 @@ def publish(
             manifest.blobs.keys(),
         )
     _stage(database, release, at)
-    return database.write(
-        lambda connection: contents.publish(connection, principal, release, wanted.visibility, at=at)
-    )
+
+    def change(connection: Connection) -> tuple[ContentVersion, bool]:
+        for project in wanted.projects:
+            access.get_project(connection, project)
+        return contents.publish(
+            connection, principal, release, wanted.visibility, at=at, granted=wanted.projects
+        )
+
+    return database.write(change)
 
 
 def _parse(document: Mapping[str, Any]) -> _Wanted:
@@ -110,6 +117,9 @@ def _parse(document: Mapping[str, Any]) -> _Wanted:
     if version and (fault := _version_fault(version, digest)):
         body.fault("version", fault)
     word = body.word("visibility", [str(each) for each in Visibility])
+    projects = sorted(set(body.words("projects")))
+    if (word == Visibility.PROJECTS) != bool(projects):
+        body.fault("projects", "visibility `projects` needs at least one, and only it takes any")
     size = body.whole("bytes", 0, MAX_BYTES)
     manifest = body.values.get("manifest")
     if manifest is not None and not isinstance(manifest, dict):
@@ -121,7 +131,7 @@ def _parse(document: Mapping[str, Any]) -> _Wanted:
             encoded = canonical_json(manifest).encode()
         except RecursionError:
             raise Refusal.of("INVALID_CONTENT", "`manifest` is nested too deeply", path="manifest") from None
-    return _Wanted(version, Visibility(word) if word else None, digest, encoded, size)
+    return _Wanted(version, Visibility(word) if word else None, projects, digest, encoded, size)
 
 
 def _version_fault(version: str, digest: str) -> str | None:

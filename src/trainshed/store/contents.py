@@ -230,6 +230,7 @@ def claim(
     visibility: Visibility | None,
     *,
     at: float,
+    granted: Collection[str] = (),
 ) -> Content:
     """The content to publish in, made on first use; a ``visibility`` given replaces the one it had.
 
@@ -244,7 +245,9 @@ def claim(
             insert(contents).values({column.name: getattr(there, column.name) for column in contents.c})
         )
     elif visibility is not None and visibility != there.visibility:
-        set_visibility(connection, kind, name, visibility, [])
+        set_visibility(connection, kind, name, visibility, ())
+    if granted:
+        set_visibility(connection, kind, name, Visibility.PROJECTS, granted)
     return there
 
 
@@ -255,6 +258,7 @@ def publish(
     visibility: Visibility | None,
     *,
     at: float,
+    granted: Collection[str] = (),
 ) -> tuple[ContentVersion, bool]:
     """Make a manifest readable as a version of a content; the version, and whether it is new or back.
 
@@ -263,7 +267,7 @@ def publish(
     Raises `Refusal` ``NAMESPACE_TAKEN``, ``CONTENT_VERSION_EXISTS``, ``CONTENT_QUOTA_EXCEEDED``,
     ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``.
     """
-    content = claim(connection, principal, release.kind, release.name, visibility, at=at)
+    content = claim(connection, principal, release.kind, release.name, visibility, at=at, granted=granted)
     asked = {"kind": release.kind, "content": release.name, "version": release.version}
     there = _version(connection.execute(_LABELLED, asked).first())
     if there is not None and there.manifest_sha256 != release.manifest_sha256:

@@ -116,6 +116,7 @@ def list_versions(call: Call, kind: str, namespace: str, name: str) -> Page[shap
             "CONTENT_HASH_MISMATCH",
             "CONTENT_VERSION_EXISTS",
             "CONTENT_QUOTA_EXCEEDED",
+            "PROJECT_NOT_FOUND",
             "NAMESPACE_TAKEN",
             "BLOB_NOT_FOUND",
             "BLOB_BEING_DELETED",

@@ -125,6 +125,7 @@ class PublishContent(Body):
 
     version: str = _optional("", description="A label for good; left out, the manifest's digest.")
     visibility: Literal["public", "project", "projects"] = _optional("project")
+    projects: list[str] = _optional([], description="With visibility `projects`, and then needed: which.")
     manifest_sha256: Digest
     manifest: dict[str, Any] = _optional(
         {}, description="The manifest; left out where it was uploaded as a blob or published before."
