@@ -68,7 +68,7 @@ class HttpSettings:
     """``[http]``."""
 
     max_submission_bytes: int = _setting(8 << 20, "Largest body of a submission.", least=1024)
-    max_blob_bytes: int = _setting(64 << 20, "Largest uploaded blob.", least=1024)
+    max_blob_bytes: int = _setting(64 << 20, "Largest blob, or part of one, in one request.", least=1024)
     max_revision_bytes: int = _setting(32 << 20, "Largest body that publishes a Revision.", least=1024)
     shutdown_seconds: float = _setting(
         10.0, "How long requests may still run after SIGTERM.", least=0, most=600

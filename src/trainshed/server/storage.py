@@ -18,6 +18,7 @@ from trainshed.store import queue
 from trainshed.store.database import Database
 
 _FOLDER_SECONDS = 1.0
+_FAILED_SECONDS = 1.0
 _STORE_SECONDS = 10.0
 """Remote stores count what they are asked."""
 
@@ -111,7 +112,9 @@ class _Sometimes:
     def __call__(self) -> str:
         with self._guard:
             now = time.monotonic()
-            if now - self._asked_at >= self._seconds:
+            # What failed is asked again sooner: who waits for it waits no longer than needed.
+            seconds = self._seconds if self._answer == "ok" else min(self._seconds, _FAILED_SECONDS)
+            if now - self._asked_at >= seconds:
                 self._answer = self._ask()
                 self._asked_at = now
             return self._answer
