@@ -10,8 +10,10 @@ import pytest
 
 from support.contents import RECIPE
 from support.fake_server import Reply, refusal
+from trainshed.cli.content_progress import Lines
 from trainshed.cli.exits import Exit
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
+from trainshed.sdk import PublishProgress
 
 DIGEST = "d" * 64
 VERSION = {
@@ -115,6 +117,7 @@ def served(fake, path, published, stored):
         f"GET {BASE}/versions/1.0": Reply(body={**DETAIL, "manifest_sha256": manifest.sha256}),
         f"GET {pinned}/manifest": Reply(body=manifest.encode()),
         f"GET {pinned}/blobs/{digest}": Reply(body=stored),
+        f"POST {pinned}/blobs": Reply(body=f"{digest} {len(stored)}\\n".encode() + stored),
     }
 
 
@@ -256,3 +259,63 @@ def test_every_kind_is_published_shown_and_fetched_against_a_server(
     assert run("dataset", "withdraw", "cli/dataset@1.0").status == Exit.OK
     assert run("dataset", "download", "cli/dataset@1.0", str(tmp_path / "none")).status == Exit.NOT_FOUND
     assert not Path(tmp_path / "none").exists()
+
+
+def test_publishing_for_projects_names_them_or_is_refused(run, fake, tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    fake.routes = {f"POST {BASE}/versions": Reply(body=DETAIL)}
+    common = ("dataset", "publish", str(tmp_path), "--name", "team/words")
+    for wrong in (("--visibility", "projects"), ("--to", "p"), ("--visibility", "public", "--to", "p")):
+        ran = run(*common, *wrong)
+        assert ran.status == Exit.USAGE
+        assert "--to PROJECT" in ran.err
+    ran = run(*common, "--visibility", "projects", "--to", "p", "--to", "q")
+    assert ran.status == Exit.OK
+    assert "is now `projects` (p, q)" in ran.err
+    assert "is now" not in run(*common).err
+
+
+def test_a_uri_stands_for_the_name_where_its_kind_is_the_one_meant(run, fake):
+    fake.routes = {f"GET {BASE}/versions/1.0": Reply(body=DETAIL)}
+    assert DIGEST in run("dataset", "show", "envloop://datasets/team/words@1.0").out
+    ran = run("model", "show", "envloop://datasets/team/words@1.0")
+    assert ran.status == Exit.USAGE
+    assert "names one of the datasets, and one of the models is meant" in ran.err
+
+
+def test_a_download_goes_into_the_folder_named_once_or_into_one_of_its_own_name(
+    run, fake, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    served(fake, "w.txt", b"words", b"words")
+    for given, place in (((), "words"), (("one",), "one"), (("--to", "two"), "two")):
+        ran = run("dataset", "download", "team/words@1.0", *given)
+        assert ran.status == Exit.OK, ran.err
+        assert (tmp_path / place / "w.txt").read_bytes() == b"words"
+    assert run("dataset", "download", "team/words@1.0", "one", "--to", "two").status == Exit.USAGE
+
+
+def test_a_recipe_is_shown_with_what_it_takes(run, fake):
+    about = {
+        "entrypoint": "train:main",
+        "parameters": {"rate": {"type": "number", "default": 0.1, "minimum": 0}},
+        "inputs": {"data": {"kind": "datasets"}},
+        "dependencies": {"base": {"uri": "envloop://recipes/team/base@1"}},
+    }
+    where = "GET /v1/content/recipes/team/words/versions/1.0"
+    fake.routes = {where: Reply(body={**DETAIL, "kind": "recipes", "about": about})}
+    shown = run("recipe", "show", "team/words@1.0").out
+    assert "rate: number, default 0.1, minimum 0" in shown
+    assert "data: kind=datasets" in shown
+    assert "base: envloop://recipes/team/base@1" in shown
+
+
+def test_a_log_is_told_how_far_it_is_now_and_then():
+    at, told = [0.0], []
+    lines = Lines(told.append, lambda: at[0])
+    lines(PublishProgress("uploading", 1, 2048))
+    assert told == []
+    at[0] = 5.0
+    lines(PublishProgress("uploading files", 3, 10))
+    lines(PublishProgress("uploading files", 4, 10))
+    assert told == ["uploading: 3 of 10 files, 1 B of 2.0 KiB"]
