@@ -253,6 +253,32 @@ def test_E104_contents_are_read_by_whom_their_visibility_names(site: Site):
     assert site.get(BASE).status_code == 200, "the owner key reads everything"
 
 
+def test_publishing_for_projects_names_them_and_a_new_version_keeps_who_may_read(sqlite_site: Site):
+    for project in ("a", "b"):
+        sqlite_site.add_project(project)
+    none = publish(sqlite_site, "team/shared", visibility="projects")
+    assert code(none) == (422, "INVALID_CONTENT")
+    assert code(publish(sqlite_site, "team/shared", projects=["a"])) == (422, "INVALID_CONTENT")
+    gone = publish(sqlite_site, "team/shared", visibility="projects", projects=["nobody"])
+    assert code(gone) == (404, "PROJECT_NOT_FOUND")
+
+    where = "/v1/content/datasets/team/shared"
+    assert sqlite_site.get(where).status_code == 404
+    assert publish(sqlite_site, "team/shared", visibility="projects", projects=["a", "b"]).status_code == 201
+    assert sqlite_site.get(where).json()["projects"] == ["a", "b"]
+    assert publish(sqlite_site, "team/shared", {"t": b"2"}).status_code == 201
+    assert sqlite_site.get(where).json()["projects"] == ["a", "b"]
+    publish(sqlite_site, "team/shared", {"t": b"3"}, visibility="project")
+    found = sqlite_site.get(where).json()
+    assert (found["visibility"], found["projects"]) == ("project", [])
+
+
+def test_what_content_a_project_uses_stands_beside_its_quota(sqlite_site: Site):
+    before = sqlite_site.get("/v1/admin/projects/default").json()["content_bytes"]
+    publish(sqlite_site, "team/counted", {"t": b"twelve bytes"})
+    assert sqlite_site.get("/v1/admin/projects/default").json()["content_bytes"] - before == 12
+
+
 def test_permissions_are_asked_for_by_name(sqlite_site: Site):
     reader = sqlite_site.add_key("default", Permission.CONTENT_READ)
     stranger = sqlite_site.add_key("default", Permission.TRAINING_RUN)

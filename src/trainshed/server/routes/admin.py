@@ -21,7 +21,7 @@ from trainshed.server.services import Services
 from trainshed.server.shapes import project as shapes
 from trainshed.server.shapes import requests
 from trainshed.server.shapes.common import Page, iso, iso_or_none
-from trainshed.store import access
+from trainshed.store import access, usage
 from trainshed.store.database import Connection
 from trainshed.store.records import Key, Member, Project
 
@@ -97,7 +97,9 @@ def create_project(call: Call) -> Reply:
 def read_project(call: Call, project: str) -> shapes.ProjectAdmin:
     """Name, priority, GPU quota, budget and content quota."""
     with call.services.database.read() as connection:
-        return _project_view(_administered(call, connection, project))
+        row = _administered(call, connection, project)
+        used = usage.counted_bytes(connection, row.id)
+    return _project_view(row, used)
 
 
 @routes.patch(
@@ -307,7 +309,7 @@ def _limits(body: Body) -> dict[str, Any]:
     return values
 
 
-def _project_view(row: Project) -> shapes.ProjectAdmin:
+def _project_view(row: Project, content_bytes: int | None = None) -> shapes.ProjectAdmin:
     return shapes.ProjectAdmin(
         project_id=row.id,
         name=row.name,
@@ -316,6 +318,7 @@ def _project_view(row: Project) -> shapes.ProjectAdmin:
         budget_gpu_hours=None if row.budget_gpu_seconds is None else row.budget_gpu_seconds / 3600,
         used_gpu_hours=row.used_gpu_seconds / 3600,
         max_content_bytes=row.max_content_bytes,
+        content_bytes=content_bytes,
         created_at=iso(row.created_at),
     )
 

@@ -105,6 +105,9 @@ class ProjectAdmin(Shape):
     budget_gpu_hours: float | None
     used_gpu_hours: float
     max_content_bytes: int | None
+    content_bytes: int | None = Field(
+        default=None, description="What its published content uses of that; null in lists."
+    )
     created_at: Time
 
 
