@@ -147,7 +147,7 @@ def test_a_rerun_of_it_runs_the_same(world: World):
 
 def test_a_rerun_goes_on_from_the_same_checkpoint_with_its_lineage(sqlite_site: Site, tmp_path):
     site = sqlite_site
-    text = runner_toml(ABI, V1) + "\n[checkpoints]\nresume = true\n"
+    text = runner_toml(entrypoint=None) + "\n[checkpoints]\nresume = true\n"
     runner = publish_runner(site, tmp_path / "runner", "team/resumes", text)
     line: list[str] = []
     document: dict[str, Any] = {}
