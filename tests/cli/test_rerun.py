@@ -129,6 +129,14 @@ def test_a_rerun_is_pinned_and_the_same_is_exit_0(run, scripted):
     assert ran.json["rerun_of"] == {"job_id": OLD, "digest": frozen()["digest"]}
 
 
+def test_a_file_that_cannot_be_written_is_named_as_it_was_given(run, scripted):
+    scripted(frozen())
+    ran = run("job", "manifest", OLD, "-o", "/nope/x")
+    assert ran.status == Exit.FAILED
+    assert "cannot write /nope/x:" in ran.err
+    assert "tmp" not in ran.err
+
+
 def test_what_only_is_named_otherwise_is_shown_and_still_the_same(run, scripted):
     runner = {**frozen()["frozen"]["trials"][0]["runner"], "source_ref": "main"}
     scripted(frozen(NEW), frozen(runner=runner))

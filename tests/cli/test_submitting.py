@@ -219,6 +219,19 @@ def test_the_receipt_is_the_servers_document_and_says_how_to_go_on(run, acceptin
     assert f"el job log {documents.JOB_ID} --follow" in ran.err
 
 
+def test_the_receipt_does_not_complain_that_nobody_looked_yet(run, fake):
+    document = documents.job("queued")
+    waiting = {"code": "NEXT_TURN", "message": "the scheduler has not looked at it yet"}
+    for trial in document["training"]["trials"]:
+        trial["waiting"] = waiting
+    fake.routes[SUBMIT] = Reply(201, document)
+    assert "NEXT_TURN" not in run("job", "submit", "--runner", "a/b@main").out
+    assert run("job", "submit", "--runner", "a/b@main", "--json").json == document
+    for trial in document["training"]["trials"]:
+        trial["waiting"] = {**waiting, "code": "GPUS_BUSY"}
+    assert "GPUS_BUSY" in run("job", "submit", "--runner", "a/b@main").out
+
+
 @pytest.mark.parametrize(("status", "code"), [("completed", 0), ("failed", 1), ("cancelled", 1)])
 def test_waiting_exits_by_how_the_job_ended(run, accepting, status, code):
     accepting.routes[JOB] = in_turn(Reply(body=documents.job("running")), Reply(body=documents.job(status)))
