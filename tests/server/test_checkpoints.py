@@ -63,7 +63,10 @@ def one(sqlite_site: Site) -> dict:
 def test_E109_the_job_result_lists_its_checkpoints_apart_from_the_release(site: Site):
     result = train(site)
     first, second = result["checkpoints"]
-    assert set(first) == {"checkpoint_id", "trial_id", "uri", "durable"}
+    told = {"step", "metric", "metric_value", "pinned", "superseded"}
+    assert set(first) == {"checkpoint_id", "trial_id", "uri", "durable"} | told
+    known = {row["checkpoint_id"]: row for row in listed(site)}
+    assert {key: second[key] for key in told} == {key: known[second["checkpoint_id"]][key] for key in told}
     assert first["uri"] == f"envloop://{result['job_id']}/{first['checkpoint_id']}"
     assert first["durable"] is True
     assert first["checkpoint_id"] < second["checkpoint_id"]

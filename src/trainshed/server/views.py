@@ -79,6 +79,11 @@ def job_result(job: shapes.Job, checkpoints: Sequence[Checkpoint]) -> shapes.Job
             trial_id=row.trial_id,
             uri=checkpoint_uri(row.job_id, row.id),
             durable=True,
+            step=row.step,
+            metric=row.metric,
+            metric_value=row.metric_value,
+            pinned=row.pinned,
+            superseded=row.superseded,
         )
         for row in checkpoints
     ]

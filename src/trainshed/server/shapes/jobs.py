@@ -167,6 +167,11 @@ class CheckpointRef(Shape):
     trial_id: str
     uri: str
     durable: bool
+    step: int | None
+    metric: str | None
+    metric_value: float | None
+    pinned: bool
+    superseded: str | None
 
 
 class JobResult(Job):
