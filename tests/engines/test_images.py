@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import socket
 import subprocess
 import sys
@@ -9,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from support.registry import FOREIGN, Registry, running_registry
 from support.waiting import wait_until
 from trainshed.engines import EngineError, Phase
 from trainshed.engines.local import ImageSettings, LocalEngine, drivers
+from trainshed.model.images import machine_architecture
 
 Progress = list[str]
 
@@ -154,6 +158,118 @@ def test_a_pull_that_nobody_waits_for_any_more_is_killed(
         with pytest.raises(EngineError, match="nobody waits"):
             second.result(timeout=30)
     wait_until(lambda: not pulls_below(tmp_path), what="the end of the pull")
+
+
+@pytest.fixture
+def halting() -> Iterator[str]:
+    """An image of a registry that sends half of its only layer and then no more."""
+    whole, layer = 1 << 20, f"sha256:{'c' * 64}"
+    config = json.dumps(
+        {
+            "os": "linux",
+            "architecture": machine_architecture(),
+            "rootfs": {"type": "layers", "diff_ids": [layer]},
+        }
+    ).encode()
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": f"sha256:{hashlib.sha256(config).hexdigest()}",
+                "size": len(config),
+            },
+            "layers": [
+                {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": layer, "size": whole}
+            ],
+        }
+    ).encode()
+    over = threading.Event()
+
+    class Halting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            halts = self.path.endswith(layer)
+            body = manifest if "/manifests/" in self.path else config if "/blobs/" in self.path else b""
+            if "/manifests/" in self.path:
+                self.send_header("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+            self.send_header("Content-Length", str(whole if halts else len(body)))
+            self.end_headers()
+            self.wfile.write(os.urandom(whole // 2) if halts else body)
+            if halts:
+                over.wait()
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Halting) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            digest = hashlib.sha256(manifest).hexdigest()
+            yield f"127.0.0.1:{server.server_port}/team/half@sha256:{digest}"
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
+
+
+def came(path: Path) -> int:
+    """Bytes of files that pulls for an engine below ``path`` have brought and not yet unpacked."""
+    files = (path / "engine/images/downloads").rglob("*")
+    return sum(file.lstat().st_size for file in files if file.is_file())
+
+
+def test_a_pull_that_is_stopped_leaves_nothing_of_its_download(
+    fresh: Callable[..., LocalEngine], halting: str, tmp_path: Path
+) -> None:
+    engine = fresh()
+    downloads = tmp_path / "engine/images/downloads"
+    for _ in range(2):
+        given_up = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(engine.prepare, halting, lambda _sentence: None, given_up.is_set)
+            wait_until(lambda: came(tmp_path) > 0, what="the first half of the layer")
+            given_up.set()
+            with pytest.raises(EngineError, match="nobody waits"):
+                waiting.result(timeout=30)
+        wait_until(lambda: not list(downloads.iterdir()), what="the removal of the download")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(engine.prepare, halting, lambda _sentence: None, lambda: False)
+        wait_until(lambda: came(tmp_path) > 0, what="the first half of the layer")
+        engine.close()
+        with pytest.raises(EngineError, match="nobody waits"):
+            waiting.result(timeout=30)
+    assert list(downloads.iterdir()) == []
+
+
+def test_a_pull_that_stalls_leaves_nothing_of_its_download(
+    fresh: Callable[..., LocalEngine], halting: str, tmp_path: Path
+) -> None:
+    error = refusal(fresh(replace(PULLED, stall_seconds=1)), halting)
+    assert "nothing came for 1 seconds" in error.message
+    assert list((tmp_path / "engine/images/downloads").iterdir()) == []
+
+
+def test_what_a_killed_server_was_pulling_goes_when_the_next_one_starts(
+    fresh: Callable[..., LocalEngine], halting: str, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from trainshed.engines.local import LocalEngine\n"
+        "LocalEngine(Path(sys.argv[1])).prepare(sys.argv[2], print, lambda: False)\n"
+    )
+    server = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "engine"), halting])
+    try:
+        wait_until(lambda: came(tmp_path) > 0, what="the first half of the layer")
+    finally:
+        server.kill()
+        server.wait()
+    wait_until(lambda: not pulls_below(tmp_path), what="the end of the pull")
+    assert came(tmp_path) > 0
+    fresh().sweep(())
+    assert list((tmp_path / "engine/images/downloads").iterdir()) == []
 
 
 def pulls_below(path: Path) -> list[int]:

@@ -61,12 +61,13 @@ class Docker:
         return Starting([run, [self.program, "inspect", "--format={{.State.Pid}}", wanted.name]], None, None)
 
     def pulling(
-        self, image: ImageReference, registries: RegistryRules
+        self, image: ImageReference, registries: RegistryRules, downloads: Path
     ) -> tuple[list[str], Mapping[str, str]]:
-        del registries
+        del registries, downloads
         return [self.program, "pull", str(image)], self.environment
 
-    def downloaded(self) -> int:
+    def downloaded(self, downloads: Path) -> int:
+        del downloads
         return 0  # the daemon keeps it to itself; its lines say how far it is
 
     def inspect(self, image: str) -> ImageFacts | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -29,6 +32,7 @@ exec "$found" -I -S -c 'import sys; print("python %d.%d.%d" % sys.version_info[:
 """
 _PARALLEL_PULLS = 3
 _PROGRESS_SECONDS = 2.0
+_REMOVAL_SECONDS = 10.0
 _MIB = 1 << 20
 _FOR_GOOD = re.compile(
     r"manifest unknown|manifest invalid|name unknown|name invalid|repository .{0,300} not found"
@@ -255,22 +259,23 @@ class ImageCache:
 
     def _pull(self, reference: ImageReference, image: str, preparation: _Preparation) -> ImageFacts:
         runtime = self._containers.runtime
-        command, environment = runtime.pulling(reference, self._settings.registries)
         preparation.say(f"Pulling {image}.")
         said = bytearray()
-        with runtimes.process(command, environment) as running:
-            watch = _Watch(runtime.downloaded, self._settings.stall_seconds)
-            while not runtimes.read_output(running, said):
-                if preparation.cancelled.is_set():
-                    raise _Cancelled
-                if watch.look(len(said)):
-                    preparation.say(_progress(image, watch.came, said.decode(errors="replace")))
-                if watch.stalled():
-                    words = f"nothing came for {self._settings.stall_seconds:g} seconds"
-                    raise EngineError(
-                        "IMAGE_PULL_FAILED", f"{image} cannot be pulled: {words}", retryable=True
-                    )
-            code = running.wait()
+        with self._downloads() as downloads:
+            command, environment = runtime.pulling(reference, self._settings.registries, downloads)
+            with runtimes.process(command, environment) as running:
+                watch = _Watch(partial(runtime.downloaded, downloads), self._settings.stall_seconds)
+                while not runtimes.read_output(running, said):
+                    if preparation.cancelled.is_set():
+                        raise _Cancelled
+                    if watch.look(len(said)):
+                        preparation.say(_progress(image, watch.came, said.decode(errors="replace")))
+                    if watch.stalled():
+                        words = f"nothing came for {self._settings.stall_seconds:g} seconds"
+                        raise EngineError(
+                            "IMAGE_PULL_FAILED", f"{image} cannot be pulled: {words}", retryable=True
+                        )
+                code = running.wait()
         if code != 0:
             raise _pull_failure(image, said.decode(errors="replace"))
         facts = runtime.inspect(image)
@@ -279,6 +284,22 @@ class ImageCache:
             raise EngineError("IMAGE_PULL_FAILED", words, retryable=True)
         preparation.say(f"Pulled {image}: {facts.size / _MIB:.0f} MiB in {watch.seconds:.1f} s.")
         return facts
+
+    @contextmanager
+    def _downloads(self) -> Iterator[Path]:
+        """A folder for what one pull brings, which goes with it however it ends."""
+        every = self._containers.home / runtimes.DOWNLOADS
+        every.mkdir(mode=0o700, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix="pull-", dir=every))
+        try:
+            yield path
+        finally:
+            # A process that was killed with its pull may take a moment to end, and write in it.
+            deadline = time.monotonic() + _REMOVAL_SECONDS
+            shutil.rmtree(path, ignore_errors=True)
+            while path.exists() and time.monotonic() < deadline:
+                time.sleep(runtimes.LOOK_SECONDS)
+                shutil.rmtree(path, ignore_errors=True)
 
     # Looking into it
 

@@ -32,6 +32,8 @@ RUNTIMES = ("podman", "docker")
 """In the order in which they are preferred."""
 LABEL = "trainshed.instance"
 """Every container of an engine carries it."""
+DOWNLOADS = "downloads"
+"""Where below the folder of images what is on its way in lies."""
 _CALL_SECONDS = 60.0
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 LOOK_SECONDS = 0.1
@@ -119,13 +121,13 @@ class Runtime(Protocol):
     def starting(self, wanted: Container, folder: Path) -> Starting: ...
 
     def pulling(
-        self, image: ImageReference, registries: RegistryRules
+        self, image: ImageReference, registries: RegistryRules, downloads: Path
     ) -> tuple[list[str], Mapping[str, str]]:
-        """The command that pulls an image, and its environment."""
+        """The command that pulls an image by way of the folder ``downloads``, and its environment."""
         ...
 
-    def downloaded(self) -> int:
-        """Bytes of images that are on their way in."""
+    def downloaded(self, downloads: Path) -> int:
+        """Bytes of a pull that lie there on their way in."""
         ...
 
     def inspect(self, image: str) -> ImageFacts | None:
@@ -187,14 +189,14 @@ class Podman:
     def __init__(self, program: str, home: Path, instance: str, oci_runtime: str | None) -> None:
         self.program = program
         self._home = home
-        self._downloads = home / "downloads"
+        self._downloads = home / DOWNLOADS
         for path in (home, self._downloads, home / "home"):
             path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         self._run = _run_folder(instance, home)
         self.shared = self._run.parent
         """A folder of this boot and this user, for what holds for the machine."""
         self.environment = self._configure(oci_runtime)
-        for left in self._downloads.iterdir():  # of a pull that was killed
+        for left in self._downloads.iterdir():  # of pulls of a server that was killed: ours come later
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def version(self) -> str:
@@ -226,17 +228,18 @@ class Podman:
         return Starting([[*command, *wanted.image]], keeper, monitor)
 
     def pulling(
-        self, image: ImageReference, registries: RegistryRules
+        self, image: ImageReference, registries: RegistryRules, downloads: Path
     ) -> tuple[list[str], Mapping[str, str]]:
         path = self._home / f"registries-{hashlib.sha256(image.host.encode()).hexdigest()[:16]}.conf"
         write(path, _registries(image, registries))
         command = [self.program, "pull", *self._policy(), str(image)]
-        proxies = {name: os.environ[name] for name in _names_of_proxies()}
-        return command, {**self.environment, **proxies, "CONTAINERS_REGISTRIES_CONF": os.fspath(path)}
+        own = {name: os.environ[name] for name in _names_of_proxies()}
+        own |= {"CONTAINERS_REGISTRIES_CONF": os.fspath(path), "TMPDIR": os.fspath(downloads)}
+        return command, {**self.environment, **own}
 
-    def downloaded(self) -> int:
+    def downloaded(self, downloads: Path) -> int:
         total = 0
-        for path in self._downloads.rglob("*"):
+        for path in downloads.rglob("*"):
             with suppress(OSError):
                 total += path.lstat().st_size
         return total
@@ -378,7 +381,7 @@ def _containers(home: Path, run: Path, oci_runtime: str | None) -> str:
         "tmp_dir": run / "tmp",
         "static_dir": home / "static",
         "volume_path": home / "volumes",
-        "image_copy_tmp_dir": home / "downloads",
+        "image_copy_tmp_dir": home / DOWNLOADS,
     }
     lines = ["[containers]", f"default_ulimits = {json.dumps(ulimits)}", "http_proxy = false", "[engine]"]
     lines += ['cgroup_manager = "cgroupfs"', 'events_logger = "file"', 'lock_type = "file"']
