@@ -155,6 +155,28 @@ def test_missing_blobs_are_named_and_the_retry_works(site: Site):
     assert publish(site, files=FILES).status_code == 201
 
 
+@pytest.mark.parametrize("lost", ["manifest", "blob", "both"])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_bytes_that_the_store_lost_are_asked_for_and_sent_again(sqlite_site: Site, lost: str, version: str):
+    site = sqlite_site
+    manifest, data = manifest_of(DATASETS, FILES), FILES["data/test.txt"]
+    assert publish(site, files=FILES, version="1.0").status_code == 201
+    gone = {"manifest": [manifest.sha256], "blob": [sha256(data)], "both": [manifest.sha256, sha256(data)]}
+    for digest in gone[lost]:
+        assert site.services.blobs.delete(digest)
+    by_digest = site.post(f"{BASE}/versions", {"version": version, "manifest_sha256": manifest.sha256})
+    assert code(by_digest) == (404, "BLOB_NOT_FOUND")
+    assert by_digest.json()["missing"] == gone[lost][:1]
+    assert site.post("/v1/content/blobs/missing", {"sha256": gone[lost]}).json()["missing"] == gone[lost]
+    if lost != "manifest":
+        again = publish(site, files=FILES, version=version, store=False)
+        assert (code(again), again.json()["missing"]) == ((404, "BLOB_NOT_FOUND"), [sha256(data)])
+        upload(site, data)
+    assert publish(site, files=FILES, version=version, store=False).is_success
+    assert site.get(f"{BASE}/versions/1.0/files/data/test.txt").content == data
+    assert site.get(f"{BASE}/versions/1.0/manifest").content == manifest.encode()
+
+
 def test_a_manifest_that_lies_is_refused(sqlite_site: Site):
     data = b"one\n"
     upload(sqlite_site, data)

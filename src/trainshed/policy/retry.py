@@ -103,7 +103,7 @@ TRIAL_ERRORS: Mapping[str, TrialError] = {
         TrialError(
             "CONTENT_DAMAGED",
             "The stored bytes of content that the Trial uses are damaged or gone; nothing was started.",
-            "Tell the administrator to run `trainshed content verify`, publish the content again, resubmit.",
+            "Owner: `trainshed content verify NAME@VERSION --repair`. Then publish it again and resubmit.",
         ),
         TrialError(
             "CONTENT_UNAVAILABLE",

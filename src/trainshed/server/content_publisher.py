@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainshed.content.blobs import BlobNotFound, BlobStore
+from trainshed.content.blobs import BlobNotFound, BlobStore, FolderBlobStore
 from trainshed.content.trees import VerifiedManifest, check_recipe, verify_manifest
 from trainshed.model.access import Principal, Visibility
 from trainshed.model.content import SHA256, VERSION, ContentKind
@@ -19,7 +19,7 @@ from trainshed.model.recipe import Recipe, recipe_from_about
 from trainshed.model.strict_json import canonical_json
 from trainshed.server.bodies import Body
 from trainshed.server.storage import record_stored
-from trainshed.store import access, contents, possession
+from trainshed.store import access, contents, manifests, possession
 from trainshed.store.contents import Release
 from trainshed.store.database import Connection, Database
 from trainshed.store.namespaces import holder_of
@@ -33,6 +33,8 @@ _ASKED_AT_ONCE = 500
 _STAGED_FROM = 5_000
 _STAGED_AT_ONCE = 1_000
 _SHOWN = 50
+_MOST_ASKED_REMOTELY = 10_000
+"""Of a longer list only the rows are asked where each look is a request; `content verify` finds the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,9 @@ def publish(
         if known is None and wanted.bytes is not None:
             holder = holder_of(connection, principal, name)
             check_quota(connection, holder, wanted.manifest_sha256, wanted.bytes)
+    if known is not None and _lost(database, blobs, wanted.manifest_sha256):
+        # Looked at as if it were new, which says what to send again.
+        known = None
     if known is not None:
         like, size = known
         release = Release(
@@ -158,7 +163,7 @@ def _verified(
         manifest = verify_manifest(io.BytesIO(wanted.manifest).read, kind, digest)
     else:
         manifest = _stored_manifest(database, blobs, principal, kind, digest)
-    _check_blobs(database, principal, manifest)
+    _check_blobs(database, blobs, principal, manifest)
     if kind is ContentKind.RECIPES:
         check_recipe(manifest, blobs)
         with database.read() as connection:
@@ -186,7 +191,21 @@ def _stored_manifest(
         raise _missing([digest], 1, "the manifest's bytes are gone; send it again") from None
 
 
-def _check_blobs(database: Database, principal: Principal, manifest: VerifiedManifest) -> None:
+def _lost(database: Database, blobs: BlobStore, manifest_sha256: str) -> bool:
+    """Whether bytes of a known manifest are gone from the store, whatever the rows say.
+
+    A remote store is asked for the manifest alone: publishing what did not change shall stay quick.
+    """
+    names = [manifest_sha256]
+    if isinstance(blobs, FolderBlobStore):
+        with database.read() as connection:
+            names += manifests.blobs_of(connection, manifest_sha256)
+    return bool(blobs.missing(names))
+
+
+def _check_blobs(
+    database: Database, blobs: BlobStore, principal: Principal, manifest: VerifiedManifest
+) -> None:
     """Every blob was sent by the project, is stored, and as long as the manifest says."""
     faults = FaultList()
     missing: list[str] = []
@@ -205,6 +224,9 @@ def _check_blobs(database: Database, principal: Principal, manifest: VerifiedMan
                     message = f"blob {name} has {found} bytes, and the manifest says {said}"
                     faults.add("manifest.files", "INVALID_CONTENT", message)
     faults.raise_if_any()
+    if not absent and (len(names) <= _MOST_ASKED_REMOTELY or isinstance(blobs, FolderBlobStore)):
+        gone = blobs.missing(names)
+        missing, absent = gone[:_SHOWN], len(gone)
     if absent:
         raise _missing(missing, absent, f"{absent} of the {len(names)} blobs are not stored; upload them")
 
