@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.fake_server import FakeServer
+from support.s3 import SECRET_KEY
 from support.scripted_registry import serving
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.content.registry import RegistryClient
@@ -20,6 +21,13 @@ from trainshed.model.images import RegistryRules
 @pytest.fixture
 def store(tmp_path: Path) -> FolderBlobStore:
     return FolderBlobStore(tmp_path / "blobs")
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the S3 servers of the tests let in."""
+    for name, value in (("ACCESS_KEY_ID", "AKIATRAINSHEDTESTS"), ("SECRET_ACCESS_KEY", SECRET_KEY)):
+        monkeypatch.setenv(f"AWS_{name}", value)
 
 
 @pytest.fixture

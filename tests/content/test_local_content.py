@@ -150,6 +150,44 @@ def test_P7_a_tree_that_was_changed_is_made_anew(local, store, clock, harm):
     assert (tree / "deep/same").read_bytes() == b"one"
 
 
+def change(tree, text):
+    (tree / "a.txt").chmod(0o644)
+    (tree / "a.txt").write_bytes(text)
+
+
+def test_P7_a_change_is_found_at_the_very_next_use(local, store):
+    name = publish(store, FILES, ["a.txt"])
+    change(local.tree(name, "att_1"), b"altered")
+    assert content_of(local.tree(name, "att_2")) == FILES
+
+
+def test_P7_what_a_change_did_to_a_stored_blob_is_refused_at_the_very_next_use(local, store):
+    name = publish(store, FILES)
+    change(local.tree(name, "att_1"), b"altered")
+    with pytest.raises(LocalContentError, match="damaged"):
+        local.tree(name, "att_2")
+
+
+def test_P7_a_large_tree_is_looked_at_when_an_attempt_that_saw_it_ended_or_after_a_minute(
+    local, store, clock, monkeypatch
+):
+    monkeypatch.setattr("trainshed.content.local._ALWAYS_LOOKED_AT", 2)
+    name = publish(store, FILES, ["a.txt"])
+    tree = local.tree(name, "att_1")
+    looks = []
+    real = linked_trees.fault
+    monkeypatch.setattr(linked_trees, "fault", lambda place: looks.append(place) or real(place))
+    local.tree(name, "att_2")
+    assert looks == []
+    change(tree, b"altered")
+    local.release("att_1")
+    assert content_of(local.tree(name, "att_3")) == FILES
+    change(local.tree(name, "att_4"), b"altered")
+    clock.now += 61
+    assert content_of(local.tree(name, "att_5")) == FILES
+    assert len(looks) == 2
+
+
 def test_a_tree_that_is_made_anew_leaves_what_others_hold_until_they_let_go(local, store, clock, tmp_path):
     name = publish(store, FILES)
     old = os.open(local.tree(name, "att_1"), os.O_RDONLY)

@@ -97,6 +97,17 @@ def any_desk(request):
     return request.getfixturevalue(request.param)
 
 
+def test_what_a_killed_server_left_behind_the_counted_bytes_is_cut_off(desk):
+    desk.send(0, 1000)
+    [data] = [path for path in desk.folder.iterdir() if path.stat().st_size == 1000]
+    with data.open("ab") as file:
+        file.write(bytes(SIZE))
+    desk.begin_anew()
+    assert desk.send(1000, 2000).offset == 2000
+    assert data.stat().st_size == 2000
+    assert desk.send(2000, SIZE).stored
+
+
 def test_E105_a_blob_in_parts_is_stored_verified_and_recorded(any_desk):
     desk = any_desk
     assert desk.uploads.state("p", NAME) == UploadState()
