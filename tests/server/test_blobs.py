@@ -14,7 +14,7 @@ from trainshed.content.blobs import Blob, ReadBackMismatch, StoreFull, StoreUnav
 from trainshed.content.uploads import MAX_UNFINISHED
 from trainshed.model.access import Permission
 from trainshed.server.services import BodyLimits
-from trainshed.store import queue
+from trainshed.store import queue, usage
 from trainshed.store.tables import blobs
 
 DATA = os.urandom(5000)
@@ -144,6 +144,37 @@ def test_a_project_cannot_begin_uploads_without_end(sqlite_site: Site):
         path = f"/v1/content/blobs/{number:064x}/upload?offset=0&size=2"
         assert sqlite_site.request("PUT", path, b"x").status_code == 200
     assert code(part(sqlite_site, 0, 100)) == (409, "CONTENT_QUOTA_EXCEEDED")
+
+
+def each_door(site: Site) -> list[tuple[int, str]]:
+    """What storing the blob is answered whole, with others, and as a part."""
+    batch = b"%s %d\n%s" % (NAME.encode(), len(DATA), DATA)
+    return [
+        code(site.request("PUT", WHOLE, DATA)),
+        code(site.request("POST", "/v1/content/blobs", batch)),
+        code(part(site, 0, 3000)),
+    ]
+
+
+def test_what_a_project_sends_and_never_names_is_held_to_its_quota(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(usage, "ALWAYS_SENT_BYTES", 0)
+    site.request("PATCH", "/v1/admin/projects/default", {"max_content_bytes": len(DATA) + 99})
+    other = os.urandom(100)
+    where = f"/v1/content/blobs/{hashlib.sha256(other).hexdigest()}"
+    assert site.request("PUT", where, other).is_success
+    assert each_door(site) == [(409, "CONTENT_QUOTA_EXCEEDED")] * 3
+    assert site.request("PUT", where, other).is_success, "it adds nothing"
+    assert not site.services.blobs.exists(NAME)
+    site.request("PATCH", "/v1/admin/projects/default", {"max_content_bytes": len(DATA) + 100})
+    assert site.request("PUT", WHOLE, DATA).is_success
+
+
+def test_every_door_leaves_disk_to_everything_else(sqlite_site: Site, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sqlite_site.services.uploads, "_reserve", 1 << 62)
+    assert each_door(sqlite_site) == [(507, "STORAGE_FULL")] * 3
+    assert not sqlite_site.services.blobs.exists(NAME)
 
 
 def test_asking_and_storing_keep_a_blob(site: Site):

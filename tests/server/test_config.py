@@ -46,7 +46,7 @@ def test_all_faults_are_told_at_once_with_the_nearest_name():
         "rate: unknown setting; did you mean `rates`?",
         "rates.read: unknown setting; did you mean `rates.reads`?",
         "rates.writes: must be a number, not 'many'",
-        "rates.submissions: must be from 0.1 or more, not 0",
+        "rates.submissions: must be 0.1 or more, not 0",
         "logs: must be a table",
         "trials.cpus: must be a whole number, not True",
         "trials.memory_mb: must be a whole number, not 1.5",
@@ -80,7 +80,7 @@ def test_lists_hold_texts_that_are_checked_one_by_one():
         "images.default_registry: `Not A Host` is no host: write host or host:port in lower case",
         "images.insecure_registries: must be a list of texts, not 'lab:5000'",
         f"images.mirrors: write {mirror}; `X` is no path: write lower-case parts between `/`",
-        "images.pull_retries: must be from -1 or more, not -2",
+        "images.pull_retries: must be -1 or more, not -2",
     ]
 
 

@@ -105,5 +105,5 @@ def test_an_isolation_that_does_not_exist_is_refused() -> None:
         parse({"engine": {"isolation": "docker", "isolation_user": 0}})
     assert sorted(refused.value.faults) == [
         "engine.isolation: must be none or bubblewrap, not 'docker'",
-        "engine.isolation_user: must be from 1 or more, not 0",
+        "engine.isolation_user: must be 1 or more, not 0",
     ]

@@ -73,6 +73,37 @@ def test_every_manifest_counts_once_at_its_full_size_until_it_is_withdrawn(datab
         assert usage.counted_bytes(connection, "another") == 0
 
 
+def test_what_was_sent_and_nothing_names_counts_where_there_is_a_quota(database):
+    free = usage.ALWAYS_SENT_BYTES
+
+    def send(word: str, size: int) -> None:
+        def store(connection: Any) -> None:
+            usage.check_sent(connection, "p", {digest(word): size})
+            queue.put_blobs(connection, {digest(word): size}, at=1.0, sender="p")
+
+        database.write(store)
+
+    send("unlimited", 10 * free)
+    limit(database, 11 * free)
+    send("room", free - 1)
+    with pytest.raises(Refusal) as refused:
+        send("too much", 2)
+    assert refused.value.code == "CONTENT_QUOTA_EXCEEDED"
+    assert refused.value.extra == {
+        "max_content_bytes": 11 * free,
+        "content_bytes": 0,
+        "unnamed_bytes": 11 * free - 1,
+        "wanted_bytes": 2,
+    }
+    send("room", free - 1)
+    publish(database, "1", {"unlimited": 10 * free, "room": free - 1})
+    send("a Runner, though the quota is full", free)
+    with pytest.raises(Refusal):
+        send("more", 2)
+    database.write(lambda c: contents.withdraw(c, ContentKind.DATASETS, "team/data", "1", at=2.0))
+    send("more", 2)
+
+
 def test_what_would_exceed_the_quota_is_refused_with_the_numbers(database):
     limit(database, 100)
     publish(database, "1", {"a": 60})

@@ -191,6 +191,13 @@ class Uploads:
             return UploadState(offset, size)
         return self._finished(project, name, size, FINISHING_SECONDS if wait is None else wait)
 
+    def check_room(self) -> None:
+        """Whether the disk has more than what is left to everything else. Raises `StoreFull`."""
+        with store_errors(self._root):
+            room = os.statvfs(self._root)
+        if room.f_bavail * room.f_frsize < self._reserve:
+            raise StoreFull(f"{self._root}: uploads leave {self._reserve} bytes to everything else")
+
     def sweep(self) -> int:
         """Remove uploads that nobody went on with for `KEPT_SECONDS`; how many there were."""
         removed = 0
@@ -223,7 +230,10 @@ class Uploads:
             state = self._begin_anew(held, size)
         if state.offset != offset:
             raise OffsetMismatch(state.offset)
-        self._check_room()
+        self.check_room()
+        with store_errors(self._root):
+            # A server that was killed may have left a part behind them that does not count.
+            os.ftruncate(held.data, offset)
         try:
             length, check = self._write(held, part, offset, size)
             with store_errors(self._root):
@@ -356,14 +366,6 @@ class Uploads:
             if offset == size and name in self._finishing:
                 return True
         return offset == size and self._state(name) == UploadState(size, size)
-
-    def _check_room(self) -> None:
-        with store_errors(self._root):
-            room = os.statvfs(self._root)
-        if room.f_bavail * room.f_frsize < self._reserve:
-            raise StoreFull(
-                f"{self._root}: unfinished uploads leave {self._reserve} bytes to everything else"
-            )
 
     def _abandoned(self, name: str) -> bool:
         with store_errors(self._root, absent=name), contextlib.suppress(BlobNotFound):

@@ -189,14 +189,14 @@ class ContentSettings:
         60.0, "How long a request that failed is repeated there.", least=0, most=3600
     )
     max_upload_bytes: int = _setting(1 << 40, "Largest blob that is uploaded in parts.", least=1024)
-    upload_reserve_bytes: int = _setting(
-        1 << 30, "Free disk that unfinished uploads leave to everything else.", least=0
-    )
+    upload_reserve_bytes: int = _setting(1 << 30, "Free disk that uploads leave to everything else.", least=0)
     cache_bytes: int = _setting(
         DEFAULT_CACHE_BYTES, "How much disk content that no Trial uses may keep on a node.", least=0
     )
     gc: bool = _setting(True, "Blobs that nothing needs are removed every hour.")  # noqa: FBT003 - the default of a setting
-    gc_grace_hours: float = _setting(24.0, "How long a blob stays after its last use.", least=0.1)
+    gc_grace_hours: float = _setting(
+        24.0, "How long a blob stays after its last use; 0.1 at least.", least=0.1
+    )
 
     @property
     def address(self) -> StoreAddress:
@@ -358,8 +358,11 @@ def _fault(value: Any, options: tuple[type, ...], rule: Mapping[str, Any]) -> st
     if rule["options"] and value not in rule["options"]:
         return f"must be {' or '.join(rule['options'])}, not {value!r}"
     if number and not (math.isfinite(value) and rule["least"] <= value <= rule["most"]):
-        most = "" if math.isinf(rule["most"]) else f" to {rule['most']:g}"
-        return f"must be from {rule['least']:g}{most}{' or more' if not most else ''}, not {value}"
+        open_ended = math.isinf(rule["most"])
+        allowed = (
+            f"{rule['least']:g} or more" if open_ended else f"from {rule['least']:g} to {rule['most']:g}"
+        )
+        return f"must be {allowed}, not {value}"
     return rule["check"](value) if rule["check"] else None
 
 

@@ -7,13 +7,26 @@ paid for is not lost to a quota.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, Subquery, and_, bindparam, func, literal, select
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Select,
+    Subquery,
+    and_,
+    bindparam,
+    exists,
+    func,
+    literal,
+    not_,
+    select,
+)
 
 from trainshed.model.errors import Refusal
+from trainshed.model.runner_tree import MAX_TREE_BYTES
 from trainshed.store.tables import (
     artifacts,
     blobs,
@@ -22,11 +35,16 @@ from trainshed.store.tables import (
     content_versions,
     contents,
     manifest_blobs,
+    manifests,
+    project_blobs,
     projects,
     runner_revisions,
     runners,
     trials,
 )
+
+ALWAYS_SENT_BYTES = MAX_TREE_BYTES
+"""What may be sent before it is named, however full the quota is: one Runner, or a long manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,15 @@ _COUNTED = select(func.coalesce(func.sum(_OF_PROJECT.c.bytes), 0))
 _COUNTS_ALREADY = (
     select(_OF_PROJECT.c.bytes).where(_OF_PROJECT.c.manifest_sha256 == bindparam("manifest")).limit(1)
 )
+_NAMED = exists().where(manifest_blobs.c.sha256 == project_blobs.c.sha256)
+_IS_MANIFEST = exists().where(manifests.c.sha256 == project_blobs.c.sha256)
+_UNNAMED = (
+    select(func.coalesce(func.sum(blobs.c.size), 0))
+    .select_from(project_blobs.join(blobs, blobs.c.sha256 == project_blobs.c.sha256))
+    .where(project_blobs.c.project_id == bindparam("project"), not_(_NAMED), not_(_IS_MANIFEST))
+)
+_WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
+_STORED = select(blobs.c.sha256).where(blobs.c.sha256.in_(_WANTED))
 _QUOTA = select(projects.c.max_content_bytes).where(projects.c.id == bindparam("project"))
 
 
@@ -99,6 +126,36 @@ def check_quota(connection: Connection, project_id: str, manifest_sha256: str, s
             f"this would add {size}",
             max_content_bytes=limit,
             content_bytes=used,
+            wanted_bytes=size,
+        )
+
+
+def check_sent(connection: Connection, project_id: str, sizes: Mapping[str, int]) -> None:
+    """Refuse to store blobs, SHA-256 -> size, beyond what a project with a quota may send and not name.
+
+    What no manifest holds counts beside what is published; a version that is withdrawn gives its room back at
+    once all the same. `ALWAYS_SENT_BYTES` are let in however full the quota is, because Runners are sent the
+    same way and do not count. Asks nothing more where there is no quota. Two requests at once may each take
+    the last room. Raises `Refusal` ``CONTENT_QUOTA_EXCEEDED`` with the numbers.
+    """
+    asked = {"project": project_id}
+    limit = connection.execute(_QUOTA, asked).scalar_one_or_none()
+    if limit is None:
+        return
+    stored = set(connection.execute(_STORED, {"wanted": list(sizes)}).scalars())
+    size = sum(size for sha256, size in sizes.items() if sha256 not in stored)
+    unnamed = int(connection.execute(_UNNAMED, asked).scalar_one())
+    if not size or unnamed + size <= ALWAYS_SENT_BYTES:
+        return
+    used = counted_bytes(connection, project_id)
+    if used + unnamed + size > limit:
+        raise Refusal.of(
+            "CONTENT_QUOTA_EXCEEDED",
+            f"project `{project_id}` may hold {limit} bytes of content, holds {used} and sent {unnamed} that "
+            f"nothing names yet; this would add {size}. Publish what was sent; else it goes as garbage",
+            max_content_bytes=limit,
+            content_bytes=used,
+            unnamed_bytes=unnamed,
             wanted_bytes=size,
         )
 

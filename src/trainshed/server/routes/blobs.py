@@ -24,6 +24,7 @@ from trainshed.server.shapes import blobs as shapes
 from trainshed.server.shapes import requests
 from trainshed.server.storage import record_stored
 from trainshed.store import possession, queue
+from trainshed.store.usage import check_sent
 
 routes = Routes("content")
 
@@ -40,6 +41,7 @@ _SIZE = Param("size", _COUNT, "Bytes of the whole blob.", example=5_000_000_000,
 _STORING = (
     "BLOB_BEING_DELETED",
     "CONTENT_HASH_MISMATCH",
+    "CONTENT_QUOTA_EXCEEDED",
     "INVALID_SPEC",
     "STORAGE_FULL",
     "STORAGE_UNAVAILABLE",
@@ -99,6 +101,7 @@ def put_blobs(call: Call) -> shapes.StoredBlobs:
     contents = _unpacked(b"".join(iter(call.stream.read, b"")))
     sizes = {blob.sha256: blob.size for blob in contents}
     _refuse_going(call, sizes)
+    _check_room(call, sizes)
     with _refusals():
         call.services.blobs.put_many(contents)
     _record(call, sizes)
@@ -121,6 +124,7 @@ def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
     _check_name(sha256)
     assert call.stream is not None  # noqa: S101 - the operation takes bytes
     _refuse_going(call, [sha256])
+    _check_room(call, {sha256: 1 if call.stream.declared is None else call.stream.declared})
     with _refusals():
         blob = call.services.blobs.put(call.stream, sha256=sha256, size=call.stream.declared)
     _record(call, {blob.sha256: blob.size})
@@ -154,7 +158,7 @@ def read_upload(call: Call, sha256: str) -> shapes.BlobUpload:
         params=(_OFFSET, _SIZE),
         takes_bytes=True,
         max_body=lambda services: services.bodies.blob,
-        refuses=(*_STORING, "CONTENT_QUOTA_EXCEEDED", "UPLOAD_BUSY", "UPLOAD_OFFSET_MISMATCH"),
+        refuses=(*_STORING, "UPLOAD_BUSY", "UPLOAD_OFFSET_MISMATCH"),
     ),
 )
 def put_part(call: Call, sha256: str) -> shapes.BlobUpload:
@@ -170,6 +174,7 @@ def put_part(call: Call, sha256: str) -> shapes.BlobUpload:
     stored = _stored(call, sha256)
     if stored is None:
         _refuse_going(call, [sha256])
+        _check_room(call, {sha256: size})
         with _refusals():
             state = call.services.uploads.append(call.project, sha256, call.stream, offset=offset, size=size)
         stored = shapes.BlobUpload(sha256=sha256, offset=state.offset, size=state.size, stored=state.stored)
@@ -236,6 +241,13 @@ def _refuse_going(call: Call, names: Collection[str]) -> None:
     with call.services.database.read() as connection:
         if going := queue.going_blobs(connection, names):
             raise queue.blob_being_deleted(min(going))
+
+
+def _check_room(call: Call, sizes: Mapping[str, int]) -> None:
+    """Disk is left to everything else, and a project with a quota sends no more than it may hold."""
+    call.services.uploads.check_room()
+    with call.services.database.read() as connection:
+        check_sent(connection, call.project, sizes)
 
 
 def _stored(call: Call, sha256: str) -> shapes.BlobUpload | None:
