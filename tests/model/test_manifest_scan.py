@@ -109,6 +109,8 @@ def test_any_other_byte_is_refused_or_another_manifest(data):
         (lambda d: d.replace(b'"path":"b"', b'"path":"\\u0062"', 1), "files[1]"),
         (lambda d: d.replace(b'"path":"b"', b'"path":"a"', 1), "listed twice"),
         (lambda d: d.replace(b'"path":"b"', b'"path":"A"', 1), "order"),
+        (lambda d: d.replace(b'"path":"b"', b'"path":"b\0"', 1), "files[1] (byte"),
+        (lambda d: d.replace(b'"path":"a"', b'"path":""', 1), "files[0]: the path is empty"),
         (lambda d: d.replace(A.encode(), A.upper().encode(), 1), "files[0]"),
         (lambda d: d + b"\n", "ends with"),
         (lambda d: d[:-1], "ends with"),
@@ -231,3 +233,9 @@ def test_a_tree_of_a_hundred_thousand_files_is_verified_and_its_one_bad_name_fou
     rules.add("data/part-050/050000.JSON")
     (fault,) = rules.finish()
     assert "`data/part-050/050000.json` and `data/part-050/050000.JSON` differ only in case" in fault.message
+
+
+@pytest.mark.parametrize("path", ["C:/x", "c:x", "C:"])
+def test_no_file_is_named_like_a_drive(path):
+    [found] = manifests.tree_faults([path, "a/C:b", "data:x"])
+    assert (found.path, found.message) == (path, f"`{path}` starts like a drive of another system")

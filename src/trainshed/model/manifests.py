@@ -31,12 +31,13 @@ _LONGEST_ENTRY = 16 << 10
 _HEAD = b'{"about":'
 _FILES = b',"files":['
 _ENTRY = re.compile(
-    rb'\{(?:"executable":(true),)?"path":("(?:[^"\\]|\\.)*"),"sha256":"([0-9a-f]{64})",'
+    rb'\{(?:"executable":(true),)?"path":("(?:[^"\\\x00-\x1f]|\\.)*"),"sha256":"([0-9a-f]{64})",'
     rb'"size":(0|[1-9][0-9]{0,17})\}'
 )
 _PLAIN = re.compile(r"(?=.{1,255}\Z)(?:[A-Za-z0-9_-][A-Za-z0-9 ._-]*/)*[A-Za-z0-9_-][A-Za-z0-9 ._-]*")
 """Most paths: a short one with nothing in it that any rule is about."""
 _TAIL = re.compile(rb'\],"kind":"([a-z]{1,40})","schema":"' + re.escape(MANIFEST_SCHEMA.encode()) + rb'"\}')
+_DRIVE = re.compile(r"[A-Za-z]:")
 ENTRY_START = re.compile(rb',\{"(?:executable|path)":')
 """What precedes every entry but the first. A quote inside a text is escaped, so no text holds this."""
 
@@ -72,6 +73,8 @@ class ManifestScan:
             self._expect(separator)
             file = self._entry()
             order = file.path.encode("utf-8", "surrogatepass")
+            if not order:
+                raise ManifestFault(f"files[{self.files}]: the path is empty")
             if order <= before:
                 said = (
                     "is listed twice" if order == before else "is not in the order of the paths' UTF-8 bytes"
@@ -195,7 +198,7 @@ class PathRules:
 
     def add(self, path: str) -> None:
         """Judge a file's path. Names in every script are fine; one file must not hide another anywhere."""
-        if not _PLAIN.fullmatch(path) and (fault := path_fault(path)):
+        if not _PLAIN.fullmatch(path) and (fault := _path_fault(path)):
             self.fault(path, f"`{_shown(path)}` {fault}")
             return
         self._files.add(path)
@@ -236,6 +239,12 @@ def tree_faults(paths: Iterable[str]) -> list[Fault]:
     for path in paths:
         rules.add(path)
     return rules.finish()
+
+
+def _path_fault(path: str) -> str | None:
+    if _DRIVE.match(path):
+        return "starts like a drive of another system"
+    return path_fault(path)
 
 
 def _path_of(literal: bytes) -> str | None:
