@@ -202,6 +202,116 @@ def test_P6_what_a_program_mounts_for_everybody_is_unmounted_before_anything_is_
     assert (data / "a.txt").read_text() == "one"
 
 
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A folder of the machine, of the same file system as the attempts."""
+    top = tmp_path / "victim"
+    (top / "deep" / "er").mkdir(parents=True)
+    for name in ("a.txt", "deep/b.txt", "deep/er/c.txt"):
+        (top / name).write_text("precious")
+    return top
+
+
+@RIGHTS
+@pytest.mark.parametrize("way", ["none"], indirect=True)
+@pytest.mark.parametrize("place", ["m", "deep/in it", ".", "../tmp/m"])
+def test_P6_a_release_never_removes_through_a_mount_that_a_program_left(local, victim, place):
+    before = facts(victim)
+    text = (
+        f'mkdir -p "{place}"; exec nsenter --mount=/proc/{os.getpid()}/ns/mnt '
+        f'mount --bind {victim} "$PWD/{place}"'
+    )
+    run(local, text)
+    path = local.folder("attempt-1")
+    assert len(mounts.mounted_below(str(path))) == 1, "the program could mount it"
+    release = local.engine.release("attempt-1")
+    assert release.confirmed, release.checks
+    assert release.checks["mounts"] == "none left"
+    assert mounts.mounted_below(str(path)) == []
+    assert not (path / folder.WORK).exists()
+    assert facts(victim) == before
+
+
+@RIGHTS
+def test_P6_unmounting_a_shared_mount_leaves_the_original_and_what_is_mounted_in_it(tmp_path):
+    shared = tmp_path / "shared"
+    inner = shared / "inner"
+    for place in (shared, inner):
+        place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], check=True)
+        subprocess.run(["mount", "--make-shared", str(place)], check=True)
+    try:
+        (inner / "a.txt").write_text("precious")
+        place = tmp_path / "attempt" / folder.WORK / "m"
+        place.mkdir(parents=True)
+        subprocess.run(["mount", "--rbind", str(shared), str(place)], check=True)
+        with (place / "inner" / "a.txt").open():
+            assert mounts.clear(str(tmp_path / "attempt")) == "none left"
+        assert mounts.mounted_below(str(tmp_path / "attempt")) == []
+        assert (inner / "a.txt").read_text() == "precious"
+    finally:
+        subprocess.run(["umount", str(inner), str(shared)], check=True)
+
+
+@RIGHTS
+@pytest.mark.parametrize("where", [".", "m", "deep/m", "file"])
+def test_P6_a_tree_with_a_mount_in_it_is_not_removed_through_it(tmp_path, victim, where):
+    before = facts(victim)
+    top = tmp_path / "top"
+    place = top / where
+    source = victim / "a.txt" if where == "file" else victim
+    top.mkdir()
+    if where == "file":
+        place.touch()
+    else:
+        place.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "--bind", str(source), str(place)], check=True)
+    try:
+        with pytest.raises(OSError, match=r"mounted|busy"):
+            tree.remove(top)
+        assert facts(victim) == before
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    tree.remove(top)
+    assert not top.exists()
+
+
+@RIGHTS
+def test_P6_a_mount_that_cannot_be_removed_keeps_the_release_from_being_confirmed(local, victim, monkeypatch):
+    run(local, "true")
+    place = local.folder("attempt-1") / folder.WORK / "m"
+    place.mkdir(parents=True)
+    subprocess.run(["mount", "--bind", str(victim), str(place)], check=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(linux, "unmount", lambda _: None)
+        release = local.engine.release("attempt-1")
+    assert not release.confirmed
+    assert "mounted" in release.checks["mounts"]
+    assert local.engine.release("attempt-1").confirmed
+    assert (victim / "a.txt").read_text() == "precious"
+
+
+@RIGHTS
+def test_what_a_mount_shows_is_a_problem_and_no_output(tmp_path, victim):
+    work = tmp_path / "work"
+    (work / "out" / "m").mkdir(parents=True)
+    (work / "out" / "own.txt").write_text("mine")
+    (work / "out" / "file").touch()
+    pairs = ((victim, work / "out" / "m"), (victim / "a.txt", work / "out" / "file"))
+    for source, place in pairs:
+        subprocess.run(["mount", "--bind", str(source), str(place)], check=True)
+    try:
+        found = collect(work, OutputPatterns(("out/**",)), {}, FolderBlobStore(tmp_path / "store"))
+    finally:
+        for _, place in pairs:
+            subprocess.run(["umount", str(place)], check=True)
+    assert [each.name for each in found.files] == ["out/own.txt"]
+    assert {(each.name, each.code) for each in found.problems} == {
+        ("out/m", ProblemCode.UNREADABLE),
+        ("out/file", ProblemCode.UNREADABLE),
+    }
+
+
 # What cannot be mounted
 
 

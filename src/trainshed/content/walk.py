@@ -1,7 +1,8 @@
 """Walking a directory that a hostile program may have filled, without ever leaving it.
 
 Every step opens one name relative to an open directory and never follows a link, so neither a link nor a
-directory swapped during the walk leads out. Names come sorted: the same tree gives the same walk.
+directory swapped during the walk leads out. Nor does a mount: what one shows below the root is not read.
+Names come sorted: the same tree gives the same walk.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+
+from trainshed.jobkit.tree import crossed, mount_id
 
 MAX_DEPTH = 64
 """Directories below the root. Deeper ones are named, not entered; each level holds one open file."""
@@ -50,7 +53,16 @@ class Entry:
 
     def open(self) -> int:
         """Open the entry for reading, of whatever kind it is; the caller closes it. Raises `OSError`."""
-        return os.open(self.name, _FILE_FLAGS, dir_fd=self.folder)
+        return _open_within(self.name, _FILE_FLAGS, self.folder)
+
+
+def _open_within(name: str, flags: int, folder: int) -> int:
+    """Open a name of ``folder`` unless something is mounted there."""
+    fd = os.open(name, flags, dir_fd=folder)
+    if mount_id(fd) == mount_id(folder):
+        return fd
+    os.close(fd)
+    raise crossed(name)
 
 
 def open_below(root: Path, path: str) -> int:
@@ -59,10 +71,10 @@ def open_below(root: Path, path: str) -> int:
     here = os.open(root, _DIRECTORY_FLAGS)
     try:
         for folder in folders:
-            deeper = os.open(folder, _DIRECTORY_FLAGS, dir_fd=here)
+            deeper = _open_within(folder, _DIRECTORY_FLAGS, here)
             os.close(here)
             here = deeper
-        return os.open(name, _FILE_FLAGS, dir_fd=here)
+        return _open_within(name, _FILE_FLAGS, here)
     finally:
         os.close(here)
 
@@ -141,7 +153,7 @@ def _inside(
     on_entry: Callable[[], None],
 ) -> Generator[Entry, None, None]:
     try:
-        fd = os.open(directory.name, _DIRECTORY_FLAGS, dir_fd=directory.folder)
+        fd = _open_within(directory.name, _DIRECTORY_FLAGS, directory.folder)
     except OSError as error:
         yield replace(directory, reason=error.strerror or "")
         return

@@ -22,7 +22,7 @@ _MS_RDONLY, _MS_REMOUNT_BIND = 0x1, 0x20 | 0x1000
 _MS_REC_PRIVATE = 0x4000 | 1 << 18
 _MS_BIND, _MS_REC, _MS_UNBINDABLE = 0x1000, 0x4000, 1 << 17
 _MS_READ_ONLY = 0x1 | 0x20 | _MS_BIND
-_MNT_DETACH = 2
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAP_SYS_ADMIN = 21
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
@@ -105,9 +105,14 @@ def forbid_binding(place: str) -> None:
     _mount(None, place, _MS_UNBINDABLE)
 
 
+def make_private(place: str) -> None:
+    """Keep what happens to the mount at ``place``, and to those in it, from the mounts it came from."""
+    _mount(None, place, _MS_REC_PRIVATE)
+
+
 def unmount(place: str) -> None:
     """Take away what is mounted at ``place``, whoever still uses it."""
-    _check(_LIBC.umount2(os.fsencode(place), _MNT_DETACH), f"umount({place})")
+    _check(_LIBC.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW), f"umount({place})")
 
 
 def change_root(place: str) -> None:

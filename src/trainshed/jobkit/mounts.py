@@ -100,16 +100,21 @@ def sandbox_arguments(entries: list[Entry]) -> tuple[list[str], list[str]]:
 def clear(path: str) -> str:
     """Remove the folder of mounts of the attempt folder ``path``; what was seen. Raises `OSError`.
 
-    What a program with all rights mounted there for everybody is unmounted first: removing must never reach
-    what a mount shows.
+    What a program with all rights mounted for everybody, anywhere below ``path``, is unmounted first, even
+    if it is in use: removing must never reach what a mount shows.
     """
+    place = os.path.realpath(path)
+    found = mounted_below(place)
+    for _ in found:
+        if left := mounted_below(place):
+            # The outermost takes along what is mounted in it. Of shared mounts the originals would go too.
+            linux.make_private(left[0])
+            linux.unmount(left[0])
+    if left := mounted_below(place):
+        raise tree.crossed(left[0])
     content = os.path.join(path, folder.CONTENT)
-    if not os.path.lexists(content):
+    if not found and not os.path.lexists(content):
         return "none"
-    for point in reversed(mounted_below(content)):
-        linux.unmount(point)
-    if mounted_below(content):
-        raise OSError(errno.EBUSY, "something is mounted there", content)
     tree.remove(content)
     return "none left"
 

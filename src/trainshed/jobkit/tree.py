@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trainshed.jobkit.folder import StrPath
 
 _COPY_CHUNK = 1 << 30
+_DIRECTORY_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNSUPPORTED = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 
 
@@ -101,14 +102,31 @@ def used_bytes(path: StrPath, enough: int | None = None) -> int:
     return total
 
 
+def mount_id(fd: int) -> int:
+    """The mount through which ``fd`` was opened: no two share one, as they may a device. Raises `OSError`."""
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as facts:
+        for line in facts:
+            if line.startswith(b"mnt_id:"):
+                return int(line[7:])
+    raise OSError(errno.ENOSYS, "the kernel does not say what is mounted where")
+
+
+def crossed(path: StrPath) -> OSError:
+    """Says that ``path`` shows what is mounted there."""
+    return OSError(errno.EBUSY, "something is mounted there", os.fspath(path))
+
+
 def remove(path: StrPath) -> None:
     """Remove a tree however it is nested and whatever its permissions are. No error if it is gone.
+
+    Where something is mounted it stops with `OSError`, before it touches what the mount shows.
 
     A directory is emptied by moving its subdirectories up beside it. So no path grows long, no
     recursion goes deep, and two descriptors are enough for a tree a hundred thousand levels deep.
     """
     try:
-        top = _open_directory(path, None)
+        mount = _mount_above(path)
+        top = _open_directory(path, None, mount)
     except FileNotFoundError:
         return
     except NotADirectoryError:
@@ -119,36 +137,58 @@ def remove(path: StrPath) -> None:
         serial = 0
         while names := os.listdir(top):
             for name in names:
-                serial = _empty(top, name, serial)
+                serial = _empty(top, name, serial, mount)
     finally:
         os.close(top)
     os.rmdir(path)
 
 
-def _open_directory(name: StrPath, parent: int | None) -> int:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+def _mount_above(path: StrPath) -> int:
+    parent = os.open(os.path.dirname(os.path.abspath(path)), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return os.open(name, flags, dir_fd=parent)
+        return mount_id(parent)
+    finally:
+        os.close(parent)
+
+
+def _open_directory(name: StrPath, parent: int | None, mount: int) -> int:
+    """Open a directory of this mount for reading, allowing that first where it must be."""
+    try:
+        fd = os.open(name, os.O_RDONLY | _DIRECTORY_FLAGS, dir_fd=parent)
     except PermissionError:
-        os.chmod(name, 0o700, dir_fd=parent)
-        return os.open(name, flags, dir_fd=parent)
+        _allow(name, parent, mount)
+        fd = os.open(name, os.O_RDONLY | _DIRECTORY_FLAGS, dir_fd=parent)
+    if mount_id(fd) != mount:
+        os.close(fd)
+        raise crossed(name)
+    return fd
+
+
+def _allow(name: StrPath, parent: int | None, mount: int) -> None:
+    fd = os.open(name, os.O_PATH | _DIRECTORY_FLAGS, dir_fd=parent)
+    try:
+        if mount_id(fd) != mount:
+            raise crossed(name)
+        os.chmod(f"/proc/self/fd/{fd}", 0o700)
+    finally:
+        os.close(fd)
 
 
 def _is_directory(name: str, parent: int) -> bool:
     return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
 
 
-def _empty(top: int, name: str, serial: int) -> int:
+def _empty(top: int, name: str, serial: int, mount: int) -> int:
     """Remove the entry ``name`` of ``top``, moving its subdirectories up into ``top``."""
     if not _is_directory(name, top):
         os.unlink(name, dir_fd=top)
         return serial
-    inner = _open_directory(name, top)
+    inner = _open_directory(name, top, mount)
     try:
         os.fchmod(inner, 0o700)
         for child in os.listdir(inner):
             if _is_directory(child, inner):
-                serial = _move_up(inner, child, top, serial)
+                serial = _move_up(inner, child, top, serial, mount)
             else:
                 os.unlink(child, dir_fd=inner)
     finally:
@@ -157,8 +197,8 @@ def _empty(top: int, name: str, serial: int) -> int:
     return serial
 
 
-def _move_up(inner: int, child: str, top: int, serial: int) -> int:
-    os.chmod(child, 0o700, dir_fd=inner)  # moving a directory writes its ".."
+def _move_up(inner: int, child: str, top: int, serial: int, mount: int) -> int:
+    _allow(child, inner, mount)  # moving a directory writes its ".."
     while True:
         serial += 1
         try:

@@ -60,9 +60,14 @@ def release(
     work_gone = False
     if shim_gone and group_gone and processes_gone and container_gone:
         try:
+            checks["mounts"] = mounts.clear(os.fspath(path))
+        except OSError as error:
+            checks["mounts"] = f"not removed: {error}"
+            checks["work"] = "kept while something is mounted there"
+            return Release(work_gone, checks, killed)
+        try:
             tree.remove(path / folder.WORK)
             tree.remove(path / folder.TEMPORARY)
-            checks["mounts"] = mounts.clear(os.fspath(path))
             (path / folder.CONTROL).unlink(missing_ok=True)
             end_log(path)
             work_gone = True
