@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from support import documents
 from support.fake_server import Reply
@@ -20,7 +23,7 @@ from support.profiles import ABI, V1, runner_toml
 from support.runners import repository
 from support.server import ServerProcess
 from trainshed.cli.exits import Exit
-from trainshed.model.provenance import job_manifest
+from trainshed.model.provenance import job_manifest, manifest_digest
 from trainshed.model.strict_json import canonical_json
 
 SUBMIT = "POST /v1/jobs"
@@ -280,6 +283,81 @@ def test_E94_a_plugin_that_is_only_not_approved_there_is_not_published_again(
     ran = run("job", "rerun", OLD)
     assert said in ran.err
     assert unsaid not in ran.err
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=5),
+    lambda each: st.lists(each, max_size=2) | st.dictionaries(st.text(max_size=3), each, max_size=2),
+    max_leaves=4,
+)
+"""Any JSON; lone surrogates, which no UTF-8 has, may be written as escapes."""
+
+
+def slots(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every table and list inside, with each of its keys and indexes."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield value, key
+        yield from slots(each)
+
+
+@pytest.mark.parametrize("how", [(), ("--json",)])
+@settings(
+    max_examples=settings.default.max_examples // 4,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
+@given(data=st.data())
+def test_whatever_json_a_file_holds_a_rerun_ends_in_a_refusal_or_a_job(run, scripted, tmp_path, how, data):
+    fake = scripted(frozen(NEW))
+    document = frozen(
+        profile=copy.deepcopy(PROFILE),
+        contents=copy.deepcopy(CONTENTS),
+        image={"requested": "a/b", "resolved": "docker.io/a/b@sha256:1", "digest": "sha256:1"},
+        resume_from={"checkpoint_id": "ckpt_1", "files": [], "lineage": []},
+    )
+    fault = {"path": data.draw(st.sampled_from(FAULTY)), "code": "ACCESS_DENIED", "message": "no"}
+    if data.draw(st.booleans()):
+        fake.routes[SUBMIT] = Reply(403, {"code": "ACCESS_DENIED", "message": "no", "errors": [fault]})
+    inside, key = data.draw(st.sampled_from([(document, None), *slots(document["frozen"])]))
+    if key is None:
+        document = data.draw(anything)
+    else:
+        if data.draw(st.booleans()):
+            inside[key] = data.draw(anything)
+        else:
+            del inside[key]
+        document["digest"] = manifest_digest(document["frozen"])
+    place = tmp_path / "manifest.json"
+    place.write_text(json.dumps(document))
+    before = len(fake.asked(SUBMIT))
+    ran = run("job", "rerun", str(place), *how)
+    assert ran.status in {Exit.OK, Exit.DIFFERS, Exit.USAGE, Exit.ACCESS}, ran.err
+    assert (len(fake.asked(SUBMIT)) == before) == (ran.status == Exit.USAGE)
+
+
+FAULTY = [f"trials[0].spec.{each}" for each in ("runner", "image", "resume_from", "profile.plugins[0]")]
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (5, "`job` must be an object, not 5"),
+        ({}, "`job.job_id` is missing; `job.type` is missing; `job.platform_version` is missing"),
+        ({"job_id": OLD, "type": "train"}, "`job.platform_version` is missing"),
+        ({"type": "train", "platform_version": "1"}, "`job.job_id` is missing"),
+    ],
+)
+def test_a_file_without_what_is_told_of_its_job_is_refused_and_nothing_is_sent(
+    run, scripted, tmp_path, job, said
+):
+    fake = scripted(frozen(NEW))
+    whole = {**frozen()["frozen"], "job": job}
+    place = tmp_path / "manifest.json"
+    place.write_text(json.dumps(job_manifest(whole, {})))
+    ran = run("job", "rerun", str(place))
+    assert (ran.status, said in ran.err) == (Exit.USAGE, True), ran.err
+    assert fake.asked(SUBMIT) == []
 
 
 # Two real servers

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainshed.model.errors import Refusal
 from trainshed.model.provenance import (
     JOB_MANIFEST_SCHEMA,
     ManifestFault,
     check_manifest,
     compare,
     job_manifest,
+    manifest_digest,
     rerun_request,
 )
 from trainshed.model.submission import parse_submission
@@ -180,6 +184,26 @@ def changed(document: Any, place: tuple[Any, ...]) -> Any:
     return made
 
 
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters()),
+    lambda each: st.lists(each, max_size=2) | st.dictionaries(st.text(max_size=3) | words, each, max_size=2),
+    max_leaves=4,
+)
+"""Any JSON."""
+
+
+def slots(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every table and list inside, with each of its keys and indexes."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield value, key
+        yield from slots(each)
+
+
 @few
 @given(manifests(), st.data())
 def test_one_changed_value_of_the_frozen_part_is_found(document, data):
@@ -241,7 +265,7 @@ def test_whatever_changes_what_runs_is_a_difference_that_says_so(document, data)
                 for place in places(frozen["trials"])
                 if place[1] in RUNS
                 or place[1:] in {("runner", "revision"), ("image", "digest")}
-                or (place[1] == "profile")
+                or (place[1] == "profile" and len(place) > 2)
                 or (place[1] == "contents" and place[-1] == "manifest_sha256")
                 or (place[1] == "resume_from" and place[-1] == "sha256")
             ]
@@ -327,3 +351,50 @@ def test_equal_numbers_of_other_types_differ():
 def test_what_is_no_manifest_is_refused_with_why(document, said):
     with pytest.raises(ManifestFault, match=said):
         check_manifest(document)
+
+
+@few
+@given(manifests(), st.data())
+def test_a_manifest_with_any_value_replaced_is_refused_or_can_be_rerun_and_compared(document, data):
+    frozen = copy.deepcopy(document["frozen"])
+    inside, key = data.draw(st.sampled_from(list(slots(frozen))))
+    if data.draw(st.booleans()):
+        inside[key] = data.draw(anything)
+    else:
+        del inside[key]
+    forged = {**document, "digest": manifest_digest(frozen), "frozen": frozen}
+    try:
+        checked = check_manifest(forged)
+    except ManifestFault:
+        return
+    with contextlib.suppress(Refusal):
+        parse_submission(rerun_request(checked, "again"))
+    compare(checked, document["frozen"])
+    compare(document["frozen"], checked)
+
+
+def test_all_that_a_manifest_lacks_is_said_at_once():
+    trial = {"name": 5, "runner": {"name": "a/b"}, "image": "x", "contents": [{"role": 1}]}
+    with pytest.raises(ManifestFault) as refused:
+        check_manifest(job_manifest({"job": {}, "runner_files": [], "trials": [trial]}, {}))
+    for said in (
+        "`job.job_id` is missing",
+        "`job.type` is missing",
+        "`job.platform_version` is missing",
+        "`runner_files` must be an object, not []",
+        "`trials[0].name` must be a string, not 5",
+        "`trials[0].runner.revision` is missing",
+        '`trials[0].image` must be an object, not "x"',
+        "`trials[0].contents[0].role` must be a string, not 1",
+        "`trials[0].resources` is missing",
+    ):
+        assert said in str(refused.value)
+
+
+@few
+@given(manifests())
+def test_a_trial_without_the_files_of_its_runner_is_refused(document):
+    frozen = {**document["frozen"], "runner_files": {}}
+    del frozen["schema"]
+    with pytest.raises(ManifestFault, match=r"`runner_files` has no .*, the snapshot of `trials\[0\]`"):
+        check_manifest(job_manifest(frozen, {}))

@@ -7,6 +7,8 @@ which grows while the Job runs. Pure: the server writes it, the client reads, ch
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,65 @@ _RESOURCES = ("gpu_type", "gpus", "cpus", "memory_mb", "storage_mb", "shm_mb")
 _REFERENCE = ("uri", "manifest_sha256")
 _INPUT = (*_REFERENCE, "config", "split")
 _MISSING = object()
+_MOST_FAULTS = 50
+_VALUE_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class _OrNull:
+    """A shape of what may also be ``null``, and may lack if ``optional``."""
+
+    shape: Any
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Each:
+    """An object with any keys whose values have one shape."""
+
+    shape: Any
+
+
+# An object with these keys at least, a list of one shape, a string, or anything: then the server checks it.
+_FROZEN: Mapping[str, Any] = {
+    "job": {"job_id": str, "type": str, "platform_version": _OrNull(str)},
+    "runner_files": _Each([{"path": str, "mode": str, "sha256": str}]),
+    "trials": [
+        {
+            "name": str,
+            "runner": {
+                "name": str,
+                "revision": str,
+                "snapshot_sha256": str,
+                "selector": str,
+                "source_ref": _OrNull(str),
+            },
+            "entrypoint": str,
+            "command": _OrNull(str),
+            "params": _Each(Any),
+            "outputs": [str],
+            "tags": _Each(Any),
+            "image": _OrNull({"requested": str, "resolved": str, "digest": str}),
+            "profile": _OrNull(
+                {
+                    "sha256": str,
+                    "document": {
+                        "schema": str,
+                        "inputs": _Each(_Each(Any)),
+                        "plugins": [{"name": str}],
+                        "recipe": _Each(Any),
+                        "parameters_given": _OrNull(_Each(Any), optional=True),
+                    },
+                }
+            ),
+            "contents": [{"role": str, "kind": str, "name": str, "version": str, "manifest_sha256": str}],
+            "resources": dict.fromkeys(_RESOURCES, Any),
+            "timeout_seconds": Any,
+            "resume_from": _OrNull({"checkpoint_id": str, "files": [{"name": str, "sha256": str}]}),
+        }
+    ],
+}
+"""What is read of the part that never changes."""
 
 
 class ManifestFault(ValueError):
@@ -59,7 +120,8 @@ def job_manifest(frozen: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[
 def check_manifest(document: Any) -> Mapping[str, Any]:
     """The frozen part of a manifest, proved to be the one that its digest names.
 
-    Raises `ManifestFault` with a sentence.
+    Everything that `rerun_request` and `compare` use is there, in its shape. Raises `ManifestFault` with a
+    sentence that names all that is wrong (the first 50 of it).
     """
     if not isinstance(document, dict) or document.keys() != set(_PARTS):
         raise ManifestFault(f"a Job manifest is an object with {', '.join(_PARTS)}")
@@ -72,12 +134,10 @@ def check_manifest(document: Any) -> Mapping[str, Any]:
             f"its frozen part has the digest {found}, and it says {str(document['digest'])[:80]}: "
             "it was changed after it was written"
         )
-    try:
-        for trial in frozen["trials"]:
-            _spec(trial)
-            list(_what_runs(trial, frozen["runner_files"]))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ManifestFault(f"its frozen part is not complete: {error}") from error
+    faults = list(itertools.islice(_shape_faults(_FROZEN, frozen), _MOST_FAULTS))
+    faults = faults or list(itertools.islice(_files_faults(frozen), _MOST_FAULTS))
+    if faults:
+        raise ManifestFault(f"its frozen part is not complete: {'; '.join(faults)}")
     return frozen
 
 
@@ -103,6 +163,55 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Differe
         if was is _MISSING or now is _MISSING or not _same(was, now):
             found.append(Difference(path, _shown(was), _shown(now), runs))
     return sorted(found, key=lambda each: not each.runs)
+
+
+def _shape_faults(shape: Any, value: Any, path: str = "") -> Iterator[str]:
+    """What is not as it should be, each as a sentence in ASCII."""
+    if isinstance(shape, _OrNull):
+        if value is None or (value is _MISSING and shape.optional):
+            return
+        shape = shape.shape
+    wanted, words = _kind(shape)
+    if value is _MISSING:
+        yield f"`{path}` is missing"
+    elif not isinstance(value, wanted):
+        yield f"`{path}` must be {words}, not {_told(value)}"
+    else:
+        for inner, each, place in _inside(shape, value, path):
+            yield from _shape_faults(inner, each, place)
+
+
+def _kind(shape: Any) -> tuple[type, str]:
+    if shape is Any:
+        return object, "anything"
+    if shape is str:
+        return str, "a string"
+    return (list, "a list") if isinstance(shape, list) else (dict, "an object")
+
+
+def _inside(shape: Any, value: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
+    """The shape, the value and the place of everything in a list or an object."""
+    if isinstance(shape, list):
+        for number, each in enumerate(value):
+            yield shape[0], each, f"{path}[{number}]"
+    elif isinstance(shape, _Each):
+        for key, each in value.items():
+            yield shape.shape, each, f"{path}[{_told(key)}]"
+    elif isinstance(shape, Mapping):
+        for key, inner in shape.items():
+            yield inner, value.get(key, _MISSING), f"{path}.{key}".lstrip(".")
+
+
+def _files_faults(frozen: Mapping[str, Any]) -> Iterator[str]:
+    for number, trial in enumerate(frozen["trials"]):
+        snapshot = trial["runner"]["snapshot_sha256"]
+        if snapshot not in frozen["runner_files"]:
+            yield f"`runner_files` has no {_told(snapshot)}, the snapshot of `trials[{number}]`"
+
+
+def _told(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _VALUE_CHARS else f"{text[:_VALUE_CHARS]}..."
 
 
 def _spec(trial: Mapping[str, Any]) -> dict[str, Any]:
