@@ -41,8 +41,6 @@ PERMISSIONS = [
     ("POST", "/v1/jobs", P.TRAINING_RUN),
     ("POST", "/v1/jobs/x/stop", P.TRAINING_STOP),
     ("POST", "/v1/trials/x/stop", P.TRAINING_STOP),
-    ("PUT", f"/v1/content/blobs/{'0' * 64}", P.RUNNER_PUBLISH),
-    ("POST", "/v1/content/blobs/missing", P.RUNNER_PUBLISH),
     ("POST", "/v1/runners/a/b/revisions", P.RUNNER_PUBLISH),
     ("PUT", "/v1/runners/a/b/visibility", P.RUNNER_PUBLISH),
     ("DELETE", "/v1/runners/a/b/c", P.RUNNER_PUBLISH),
@@ -62,6 +60,19 @@ def test_E1_without_the_permission_the_request_is_refused(
     answer = module_site.request(method, path, {}, key=key)
     assert code(answer) == (403, "PERMISSION_DENIED")
     assert permission in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", f"/v1/content/blobs/{'0' * 64}"), ("POST", "/v1/content/blobs/missing")],
+)
+def test_blobs_are_sent_by_whoever_may_publish_something(module_site: Site, method: str, path: str):
+    either = {P.RUNNER_PUBLISH, P.CONTENT_PUBLISH}
+    for permission in either:
+        key = module_site.add_key("default", permission)
+        assert module_site.request(method, path, {}, key=key).status_code != 403
+    key = module_site.add_key("default", *(set(Permission) - either))
+    assert code(module_site.request(method, path, {}, key=key)) == (403, "PERMISSION_DENIED")
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/trials", "/v1/system"])
