@@ -13,7 +13,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class TreeInfo:
     """Disk that goes with the tree: copies, folders and names, but no bytes that it only links to."""
     keeper: str
     """A blob whose absence says that nobody can want this tree any more."""
+    entries: int = 0
+    """Files and folders, which a look at the tree asks for one by one."""
 
 
 def name_of(files: Sequence[ContentFile]) -> str:
@@ -77,8 +79,10 @@ def build(
     own = _FOLDER_BYTES
     crowded: dict[str, str] = {}
     with (folder / INDEX).open("w", encoding="utf-8") as index:
+        entries = 0
         for file in files:
             check()
+            entries += 1
             if not {"", ".", ".."}.isdisjoint(file.path.split("/")):
                 raise ValueError(f"{file.path[:80]!r} names no file of a tree")
             parent, _, name = file.path.rpartition("/")
@@ -94,8 +98,8 @@ def build(
             Path(place).chmod(_EXECUTABLE)
             index.write(_row(name, os.lstat(place).st_mtime_ns))
         index.write(_END)
-    info = TreeInfo(own, keeper)
-    (folder / INFO).write_text(json.dumps({"own_bytes": own, "keeper": keeper}), encoding="utf-8")
+    info = TreeInfo(own, keeper, entries + len(made))
+    (folder / INFO).write_text(json.dumps(asdict(info)), encoding="utf-8")
     return info
 
 
@@ -103,7 +107,8 @@ def read_info(folder: Path) -> TreeInfo | None:
     """What is known of the tree in ``folder``; ``None`` if it is not whole."""
     try:
         document = json.loads((folder / INFO).read_bytes())
-        return TreeInfo(int(document["own_bytes"]), str(document["keeper"]))
+        # One written without the number is looked at each time.
+        return TreeInfo(int(document["own_bytes"]), str(document["keeper"]), int(document.get("entries", 0)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -35,7 +35,8 @@ DEFAULT_CACHE_BYTES = 100 << 30
 _HOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _HOLDS, _OWN, _ASIDE = "holds", "files", "~"
 _LOOK_AGAIN_SECONDS = 60.0
-"""How long a tree that was looked at is believed to be whole."""
+_ALWAYS_LOOKED_AT = 10_000
+"""A tree of more files and folders is believed to be whole for a minute while no Attempt that saw it ends."""
 _TRIM_SECONDS = 30.0
 _READABLE = 0o444
 
@@ -54,6 +55,8 @@ class _Tree:
     info: linked_trees.TreeInfo
     used_at: float
     looked_at: float = 0.0
+    released: bool = False
+    """Whether an Attempt that could have changed it was released since it was looked at."""
 
 
 class LocalContent:
@@ -185,6 +188,9 @@ class LocalContent:
             things = self._holds.pop(holder, set())
             self._held_things.subtract(things)
             self._held_things = +self._held_things
+            for thing in things:
+                if known := self._trees.get(thing.removeprefix("tree ")):
+                    known.released = True
         folders.remove(place)
         for thing in things:
             if thing.startswith("tree "):
@@ -257,7 +263,13 @@ class LocalContent:
         if known is None:
             return False
         place = self._trees_folder / key
-        fresh = 0 <= now - known.looked_at < _LOOK_AGAIN_SECONDS
+        fresh = (
+            known.info.entries > _ALWAYS_LOOKED_AT
+            and not known.released
+            and 0 <= now - known.looked_at < _LOOK_AGAIN_SECONDS
+        )
+        if not fresh:
+            known.released = False  # before the look: a release during it asks for another
         if not fresh and linked_trees.fault(place) is not None:
             # Attempts that hold it keep what they have: their mounts and links must not lose their files.
             with self._lock, explained(place):
