@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainshed.model.json_schema import MAX_STEPS, Unbounded, check, pattern_fault
+from trainshed.model.json_schema import MAX_STEPS, MAX_TOTAL_STEPS, Steps, Unbounded, budget, check
 from trainshed.model.parameter_schema import MAX_PATTERNS, MAX_SUBSCHEMAS, schema_faults
 from trainshed.model.parameters import MAX_INTEGER, MAX_VALUES, apply_schema, value_faults
+from trainshed.model.schema_patterns import MAX_COST_OF_ONE, MAX_PATTERN_COST, pattern_cost, pattern_fault
 from trainshed.model.strict_json import decode_json
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
@@ -163,6 +164,98 @@ def test_E101_defaults_that_their_own_schema_refuses_are_refused_when_published(
         ("properties", "steps", "default"),
         ("properties", "opt", "default", "name"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "least"),
+    [
+        (r"\w{110}|1", 110 * 512),
+        (r"(?:\w{10}){11}", 110 * 512),
+        (r"\w{10}{11}", 110 * 512),
+        (r"\w{0,110}", 110 * 512),
+        (r"\w{110,}", 110 * 512),
+        (r"[\w-]{110}", 110 * 512),
+        (r"[]\w]{110}", 110 * 512),
+        (r"[^]\w]{110}", 110 * 512),
+        (r"[a&&[^\w]]{110}", 110 * 512),
+        (r"\pL{110}", 110 * 512),
+        (r"\p{L}{110}", 110 * 512),
+        (r"(?P<name>\W{110})?", 110 * 512),
+        (r"(){100000}", 100_000),
+        (r"((a{99}){99}){99}", 99**3),
+    ],
+)
+def test_E101_repetitions_are_multiplied_before_a_pattern_is_compiled(pattern, least):
+    assert pattern_cost(pattern) >= least
+
+
+@pytest.mark.parametrize("pattern", [r"\w{100}", r"((a{9}){99}){40}", r"(?ix)\w {110}"])
+def test_E101_a_pattern_that_costs_too_much_is_refused_with_the_rule(pattern):
+    [(where, message)] = schema_faults(schema(properties={"x": {"pattern": pattern}}))
+    assert where == ("properties", "x", "pattern")
+    assert str(MAX_COST_OF_ONE) in message or "flag" in message
+
+
+def test_E101_patterns_that_together_cost_too_much_are_refused_and_ordinary_ones_are_not():
+    hostile = {f"x{n}": {"pattern": rf"\w{{110}}|{n}"} for n in range(32)}
+    [(_, message)] = schema_faults(schema(properties=hostile))
+    assert str(MAX_PATTERN_COST) in message
+    email = r"^[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,255}$"
+    fine = {f"x{n}": {"type": "string", "pattern": rf"{email}|\w+:\d{{{n + 1}}}"} for n in range(32)}
+    assert schema_faults(schema(properties=fine)) == []
+
+
+def test_E101_a_costly_pattern_and_a_long_text_are_counted_together():
+    given = schema(properties={"x": {"type": "string", "pattern": "(a|b)*a(a|b){2000}"}})
+    assert schema_faults(given) == []
+    [(_, message)] = apply_schema(given, {"x": "ab" * 20_000})[1]
+    assert str(MAX_STEPS) in message
+
+
+def of_all_kinds(count):
+    """A schema of parameters of the kinds that people write."""
+    kinds = [
+        {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 5, "description": "x"},
+        {"type": "string", "pattern": "^[0-9]+([.][0-9]+)?$", "default": "0.1"},
+        {"type": "string", "enum": ["adam", "sgd", "lion"], "default": "adam"},
+        {"type": "array", "items": {"type": "integer"}, "default": [1, 2, 3, 4, 5, 6, 7, 8]},
+        {"type": "object", "default": {}, "properties": {"b": {"$ref": "#/$defs/b", "default": "1"}}},
+        {"anyOf": [{"type": "integer"}, {"type": "string"}], "default": 3},
+    ]
+    each = {f"p{n}": kinds[n % len(kinds)] for n in range(count)}
+    return schema(properties=each, **{"$defs": {"b": {"type": "string", "pattern": "^[0-9]+$"}}})
+
+
+def test_E101_sixteen_trials_with_a_hundred_parameters_are_within_what_a_submission_may_cost():
+    given = of_all_kinds(100)
+    assert schema_faults(given) == []
+    with budget(Steps(MAX_TOTAL_STEPS)):
+        assert [apply_schema(given, {"p0": number + 1})[1] for number in range(16)] == [[]] * 16
+
+
+def test_E101_all_checks_of_one_request_have_one_budget():
+    definitions = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(8)}
+    tree = {**definitions, "a8": {"type": "string"}}
+    given = schema(properties={"x": {"$ref": "#/$defs/a0"}}, **{"$defs": tree})
+    assert "anyOf" in apply_schema(given, {"x": 1})[1][0][1]
+    with budget(Steps(MAX_TOTAL_STEPS)):
+        found = [apply_schema(given, {"x": number})[1][0][1] for number in range(16)]
+    assert "one request" in found[-1]
+    wide = {f"b{n}": {"allOf": [{"$ref": f"#/$defs/b{n + 1}"}] * 2} for n in range(7)}
+    defaults = {f"x{n}": {"$ref": "#/$defs/b0", "default": "a"} for n in range(200)}
+    many = schema(properties=defaults, **{"$defs": {**wide, "b7": {"type": "string"}}})
+    assert "steps" in schema_faults(many)[0][1]
+
+
+def test_E101_a_schema_whose_defaults_cost_too_much_is_refused_when_published():
+    wide = {f"b{n}": {"allOf": [{"$ref": f"#/$defs/b{n + 1}"}] * 2} for n in range(30)}
+    given = schema(
+        properties={"x": {"$ref": "#/$defs/b0"}, "y": {"type": "object", "properties": {}}},
+        allOf=[{"properties": {"x": {"default": "a"}}}],
+        **{"$defs": {**wide, "b30": {"type": "string"}}},
+    )
+    [(_, message)] = schema_faults(given)
+    assert str(MAX_STEPS) in message
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "^(a|a)*$", "(a*)*b", "^(([a-z])+.)+[A-Z]([a-z])+$"])

@@ -16,17 +16,21 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
+from trainshed.model.schema_patterns import matches, pattern_cost
+
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
-    from pydantic_core import SchemaValidator
 
 MAX_SHOWN = 50
 """Faults that one check reports."""
-MAX_STEPS = 20_000
-"""Keywords applied in one check; an ordinary one takes a few hundred."""
-MAX_PATTERN_CHARS = 256
+MAX_STEPS = 4_000
+"""Keywords applied in one check, about 8 us each; a schema of 100 parameters of all kinds takes 1,400."""
+MAX_TOTAL_STEPS = 24_000
+"""In all checks of one submission, and in all of one publication."""
 _MAX_SENTENCE_CHARS = 300
 _CHARS_PER_STEP = 256
+_TRIES_PER_STEP = 4096
+_STEPS_PER_REFERENCE = 5
 
 Place = tuple[str | int, ...]
 Found = tuple[Place, str]
@@ -37,27 +41,43 @@ class Unbounded(Exception):
     """A schema cannot be applied within bounds; the sentence says which."""
 
 
-_left: contextvars.ContextVar[list[int]] = contextvars.ContextVar("steps left")
+class Steps:
+    """Work that may be done, and how much of it is left."""
+
+    __slots__ = ("left", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = self.left = limit
+
+
+_open: contextvars.ContextVar[tuple[Steps, ...]] = contextvars.ContextVar("open budgets", default=())
 
 
 @contextlib.contextmanager
-def budget() -> Iterator[None]:
-    """Bound the work inside. Raises `Unbounded` where the steps, or the stack, are used up."""
-    token = _left.set([MAX_STEPS])
+def budget(steps: Steps | None = None) -> Iterator[None]:
+    """Bound the work inside, by what is open around it, too; `MAX_STEPS` where nothing is given.
+
+    Raises `Unbounded` where the steps, or the stack, are used up.
+    """
+    token = _open.set((*_open.get(), steps or Steps(MAX_STEPS)))
     try:
         yield
     except RecursionError:
         raise Unbounded("the schema refers to itself without end") from None
     finally:
-        _left.reset(token)
+        _open.reset(token)
 
 
 def spend(steps: int) -> None:
     """Count work; raises `Unbounded` when there was too much. Outside of a `budget` it is not allowed."""
-    left = _left.get()
-    left[0] -= steps
-    if left[0] < 0:
-        raise Unbounded(f"the schema asks for more than {MAX_STEPS} steps of work")
+    budgets = _open.get()
+    if not budgets:
+        raise LookupError("no budget is open")
+    for each in budgets:
+        each.left -= steps
+        if each.left < 0:
+            whole = " in all the checks of one request" if each.limit > MAX_STEPS else ""
+            raise Unbounded(f"the schema asks for more than {each.limit} steps of work{whole}")
 
 
 def check(root: Mapping[str, Any], schema: Any, value: Any) -> list[Found]:
@@ -76,12 +96,6 @@ def metaschema_faults(schema: Mapping[str, Any]) -> list[Found]:
     return _found(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema))
 
 
-def pattern_fault(pattern: str) -> str | None:
-    """Why ``pattern`` cannot be one of a schema, or ``None``."""
-    compiled = _compiled(pattern)
-    return compiled if isinstance(compiled, str) else None
-
-
 def _found(errors: Iterator[ValidationError]) -> list[Found]:
     return [(tuple(each.absolute_path), _sentence(each)) for each in itertools.islice(errors, MAX_SHOWN)]
 
@@ -94,28 +108,10 @@ def _sentence(error: ValidationError) -> str:
     return f"breaks the rule `{error.validator}`: {text}" if error.validator else f"is not allowed: {text}"
 
 
-@functools.lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> SchemaValidator | str:
-    """The pattern, ready to be matched; or why there is none."""
-    from pydantic_core import SchemaError, SchemaValidator, core_schema  # noqa: PLC0415 - as jsonschema
-
-    if len(pattern) > MAX_PATTERN_CHARS:
-        return f"has {len(pattern)} characters; a pattern has at most {MAX_PATTERN_CHARS}"
-    try:
-        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
-    except (SchemaError, UnicodeEncodeError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        reason = reason.removeprefix("SchemaError: ").removeprefix("error: ")
-        return (
-            f"cannot be matched in linear time: {reason}. Look-around and backreferences are not taken, "
-            "nor is what compiles to more than 10 MiB"
-        )
-
-
 def _matches(pattern: str, text: str) -> bool:
-    spend(1 + len(text) // _CHARS_PER_STEP)
-    compiled = _compiled(pattern)
-    return not isinstance(compiled, str) and compiled.isinstance_python(text)
+    # At worst the engine tries every state at every character.
+    spend(1 + len(text) // _CHARS_PER_STEP + len(text) * pattern_cost(pattern) // _TRIES_PER_STEP)
+    return matches(pattern, text)
 
 
 def _registry() -> Any:
@@ -147,7 +143,8 @@ def _counted(name: str, keyword: Callable[..., Any]) -> Callable[..., Any]:
     def counted(validator: Any, expected: Any, value: Any, schema: Any) -> Any:
         # `uniqueItems` may compare every item with every other, `enum` the value with every choice.
         compared = name == "uniqueItems" and isinstance(value, list)
-        spend(1 + (len(value) ** 2 // 256 if compared else _length(expected) // 8))
+        least = _STEPS_PER_REFERENCE if name == "$ref" else 1
+        spend(least + (len(value) ** 2 // 256 if compared else _length(expected) // 8))
         return keyword(validator, expected, value, schema)
 
     return counted

@@ -13,15 +13,23 @@ from typing import Any
 
 from trainshed.model.json_schema import (
     MAX_SHOWN,
+    MAX_TOTAL_STEPS,
     Found,
     Place,
+    Steps,
     Unbounded,
     budget,
     check,
     metaschema_faults,
-    pattern_fault,
 )
 from trainshed.model.parameters import MAX_DEPTH, fill_defaults, is_fraction, too_deep, value_faults
+from trainshed.model.schema_patterns import (
+    MAX_PATTERN_CHARS,
+    MAX_PATTERN_COST,
+    cost_rule,
+    pattern_cost,
+    pattern_fault,
+)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MAX_SUBSCHEMAS = 500
@@ -138,6 +146,10 @@ def _pattern_faults(parts: list[tuple[Place, Mapping[str, Any]]]) -> list[Found]
     texts = {pattern for _, pattern in patterns if isinstance(pattern, str)}
     if len(texts) > MAX_PATTERNS:
         return [((), f"holds {len(texts)} patterns; at most {MAX_PATTERNS}")]
+    # Before any is compiled: together they may cost what none of them does.
+    cost = sum(pattern_cost(each) for each in texts if len(each) <= MAX_PATTERN_CHARS)
+    if cost > MAX_PATTERN_COST:
+        return [((), f"holds patterns that cost {cost}, {cost_rule()}")]
     found: list[Found] = [
         (place, fault)
         for place, pattern in patterns
@@ -157,15 +169,19 @@ def _default_faults(schema: Mapping[str, Any], parts: list[tuple[Place, Mapping[
     """Defaults that their own schema refuses: nobody could ever use them."""
     found: list[Found] = []
     try:
-        for place, part in parts:
-            if "default" in part:
-                value = copy.deepcopy(part["default"])
+        with budget(Steps(MAX_TOTAL_STEPS)):
+            for place, part in parts:
+                if "default" in part:
+                    value = copy.deepcopy(part["default"])
+                    with budget():
+                        fill_defaults(schema, part, value)
+                    where = (*place, "default")
+                    found += [((*where, *below), message) for below, message in check(schema, part, value)]
+            if not found:  # what a submission costs that gives nothing; a schema may be endless, too
+                value = {}
                 with budget():
-                    fill_defaults(schema, part, value)
-                where = (*place, "default")
-                found += [((*where, *below), message) for below, message in check(schema, part, value)]
-        if not found:  # a schema may be endless without a default
-            check(schema, schema, {})
+                    fill_defaults(schema, schema, value)
+                    check(schema, schema, value)
     except Unbounded as error:
         return [((), f"cannot be applied: {error}")]
     return found

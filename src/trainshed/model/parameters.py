@@ -103,12 +103,12 @@ def apply_schema(schema: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[d
     try:
         with budget():
             fill_defaults(schema, schema, merged)
-        found = value_faults(merged)
-        if not all(is_fraction(merged, place) for place, _ in found):
-            return merged, found
-        # A fraction hides no other fault; of the fraction itself enough is said.
-        places = {place for place, _ in found}
-        return merged, found + [each for each in check(schema, schema, merged) if each[0] not in places]
+            found = value_faults(merged)
+            if not all(is_fraction(merged, place) for place, _ in found):
+                return merged, found
+            # A fraction hides no other fault; of the fraction itself enough is said.
+            places = {place for place, _ in found}
+            return merged, found + [each for each in check(schema, schema, merged) if each[0] not in places]
     except Unbounded as error:
         return merged, [((), f"cannot be checked: {error}")]
 
