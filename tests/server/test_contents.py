@@ -413,7 +413,7 @@ def test_E94_plugins_are_approved_and_revoked_by_the_owner_alone(site: Site):
     revoked = site.request("DELETE", f"{base}/approval").json()
     assert (revoked["approved"], revoked["manifest_sha256"]) == (False, digest)
     with site.services.database.read() as connection:
-        assert store.approval(connection, digest).revoked_at is not None
+        assert store.approval(connection, "team/filter", digest).revoked_at is not None
 
 
 def test_a_file_is_found_among_very_many_by_halving(sqlite_site: Site):

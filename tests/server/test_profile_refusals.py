@@ -23,8 +23,10 @@ from support.profiles import (
 )
 from support.rows import IDS
 from support.site import Site
+from trainshed.control import profiles
 from trainshed.control.profiles import MAX_DEPENDENCIES, MAX_DEPENDENCY_DEPTH, MAX_SNAPSHOT_BYTES
 from trainshed.model.content import ContentKind
+from trainshed.model.json_schema import MAX_STEPS, MAX_TOTAL_STEPS
 from trainshed.store import jobs
 
 NOTHING = "0" * 64
@@ -158,6 +160,96 @@ def test_E94_an_approval_is_of_one_digest_and_one_name(world: World, name: str):
     world.approve(mine)
     assert world.accepted(world.v1(plugins=[mine.reference]))
     assert world.refused(world.v1(plugins=[copy_of_it.reference]))[1] == {"plugins[0]": "ACCESS_DENIED"}
+    world.approve(copy_of_it)
+    assert world.site.get(copy_of_it.path).json()["approval"]["name"] == copy_of_it.name
+    assert world.accepted(world.v1(plugins=[copy_of_it.reference]))
+    world.revoke(mine)
+    assert world.refused(world.v1(plugins=[mine.reference]))[1] == {"plugins[0]": "ACCESS_DENIED"}
+    assert world.accepted(world.v1(plugins=[copy_of_it.reference]))
+    assert world.site.get(copy_of_it.path).json()["approval"]["approved"] is True
+
+
+def test_E94_approvals_of_what_a_project_may_not_read_are_not_shown_to_it(world: World, name: str):
+    files = {"plugin.py": b"# hidden and shown\n"}
+    hidden = published(world.site, ContentKind.PLUGINS, f"{name}-a", files)
+    shown = published(world.site, ContentKind.PLUGINS, f"{name}-b", files)
+    for each in (hidden, shown):
+        world.approve(each)
+    world.hide(hidden)
+    world.hide(shown, "other")
+
+    def listed(key: str | None = None) -> set[str]:
+        answer = world.site.request("GET", "/v1/content/plugins/approvals", key=key).json()
+        return {each["name"] for each in answer["items"]} & {hidden.name, shown.name}
+
+    assert listed() == {hidden.name, shown.name}
+    assert listed(world.site.add_key("other")) == {shown.name}
+
+
+def doubling(levels: int) -> str:
+    """A part of ``recipe.toml``: a parameter ``tree`` whose check doubles its work at every level."""
+    each = ['l0 = {type = "integer"}']
+    each += [
+        f'l{n} = {{anyOf = [{{"$ref" = "#/$defs/l{n - 1}"}}, {{"$ref" = "#/$defs/l{n - 1}"}}]}}'
+        for n in range(1, levels + 1)
+    ]
+    last = f'[parameters.properties]\ntree = {{"$ref" = "#/$defs/l{levels}"}}\n'
+    return '[parameters]\ntype = "object"\n' + last + '[parameters."$defs"]\n' + "\n".join(each)
+
+
+def costly(world: World, name: str, levels: int) -> dict[str, Any]:
+    """A profile of a Recipe with such a schema."""
+    text = f'abi = "{ABI}"\nentrypoint = "pev.train:main"\n{doubling(levels)}\n'
+    files = {"recipe.toml": text.encode(), "pev/train.py": b"def main():\n    pass\n"}
+    recipe = published(world.site, ContentKind.RECIPES, name, files)
+    return world.v2(recipe=recipe.reference, parameters={"tree": "x"})
+
+
+def test_E101_a_check_that_costs_too_much_is_refused_within_its_budget(world: World, name: str):
+    profile = costly(world, name, 39)
+    assert world.refused(profile) == (422, {"parameters": "INVALID_PROFILE"})
+    assert f"{MAX_STEPS} steps" in world.message(profile)
+
+
+def test_E101_the_trials_of_a_submission_share_one_budget(world: World, name: str):
+    profile = costly(world, name, 8)
+    body = world.submission(profile, IDS.ulid())
+    trial = {"name": "t", "spec": body.pop("spec")}
+    body["trials"] = [
+        {"name": f"t{n}", "spec": changed(trial["spec"], "profile", "parameters", to={"tree": f"x{n}"})}
+        for n in range(16)
+    ]
+    said = [each["message"] for each in world.site.post("/v1/jobs", body).json()["errors"]]
+    assert "anyOf" in said[0]
+    assert f"{MAX_TOTAL_STEPS} steps" in said[-1]
+
+
+def test_equal_parameters_are_checked_once_a_submission(world: World, monkeypatch: pytest.MonkeyPatch):
+    checks = []
+    real = profiles.apply_schema
+    monkeypatch.setattr(profiles, "apply_schema", lambda *given: checks.append(given) or real(*given))
+    body = world.submission(world.v2(), IDS.ulid())
+    trial = {"name": "t", "spec": body.pop("spec")}
+    other = changed(trial["spec"], "profile", "parameters", "steps", to=2)
+    body["trials"] = [{"name": f"t{n}", "spec": other if n == 3 else trial["spec"]} for n in range(5)]
+    answer = world.site.post("/v1/jobs", body)
+    assert answer.status_code == 201, answer.text
+    frozen = [each["profile"]["parameters"]["steps"] for each in answer.json()["training"]["trials"]]
+    assert frozen == [1, 1, 1, 2, 1]
+    assert len(checks) == 2
+
+
+def test_a_submission_whose_check_finds_too_many_waiting_is_told_to_come_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(profiles, "MAX_WAITING_CHECKS", 1)
+    gate = profiles.CheckGate()
+    monkeypatch.setattr(world.site.services.accept.__self__._profiles, "_gate", gate)
+    with gate.turn():
+        answer = world.site.post("/v1/jobs", world.submission(world.v2(), IDS.ulid()))
+    assert (answer.status_code, answer.json()["code"]) == (429, "RATE_LIMITED")
+    assert answer.headers["retry-after"] == "1"
+    assert world.accepted(world.v2())
 
 
 def test_E95_a_manifest_that_the_storage_damaged_is_found_before_anything_is_allocated(

@@ -283,22 +283,30 @@ def test_blobs_of_a_manifest_are_known_with_their_sizes(projects):
 
 def test_E94_a_plugin_is_allowed_until_it_is_revoked(projects):
     publish(projects, kind=PLUGINS, name="team/filter")
-    given = projects.write(lambda c: plugins.approve_plugin(c, ONE, "team/filter", at=1.0, by="human:o"))
+    given = projects.write(lambda c: plugins.approve_plugin(c, "team/filter", ONE, at=1.0, by="human:o"))
     assert given.revoked_at is None
-    again = projects.write(lambda c: plugins.approve_plugin(c, ONE, "team/filter", at=2.0, by="human:x"))
+    again = projects.write(lambda c: plugins.approve_plugin(c, "team/filter", ONE, at=2.0, by="human:x"))
     assert again == given
-    revoked = projects.write(lambda c: plugins.revoke_plugin(c, ONE, at=3.0, by="human:o"))
+    revoked = projects.write(lambda c: plugins.revoke_plugin(c, "team/filter", ONE, at=3.0, by="human:o"))
     assert (revoked.revoked_at, revoked.revoked_by) == (3.0, "human:o")
-    assert projects.write(lambda c: plugins.revoke_plugin(c, ONE, at=4.0, by="human:o")) == revoked
-    assert projects.write(lambda c: plugins.revoke_plugin(c, TWO, at=4.0, by="human:o")) is None
-    projects.write(lambda c: plugins.approve_plugin(c, ONE, "team/filter", at=5.0, by="human:o"))
-    projects.write(lambda c: plugins.approve_plugin(c, TWO, "team/other", at=6.0, by="human:o"))
+    assert (
+        projects.write(lambda c: plugins.revoke_plugin(c, "team/filter", ONE, at=4.0, by="human:o"))
+        == revoked
+    )
+    assert (
+        projects.write(lambda c: plugins.revoke_plugin(c, "team/filter", TWO, at=4.0, by="human:o")) is None
+    )
+    projects.write(lambda c: plugins.approve_plugin(c, "team/filter", ONE, at=5.0, by="human:o"))
+    projects.write(lambda c: plugins.approve_plugin(c, "team/other", TWO, at=6.0, by="human:o"))
     with projects.read() as connection:
-        assert contents.approval(connection, ONE).revoked_at is None
-        assert contents.approval(connection, "3" * 64) is None
-        first = plugins.list_approvals(connection, after=None, limit=1)
+        assert contents.approval(connection, "team/filter", ONE).revoked_at is None
+        assert contents.approval(connection, "team/other", ONE) is None
+        first = plugins.list_approvals(connection, reader=None, after=None, limit=1)
         rest = plugins.list_approvals(
-            connection, after=(first[0].approved_at, first[0].manifest_sha256), limit=5
+            connection,
+            reader=None,
+            after=(first[0].approved_at, first[0].name, first[0].manifest_sha256),
+            limit=5,
         )
     assert [row.name for row in (*first, *rest)] == ["team/other", "team/filter"]
 

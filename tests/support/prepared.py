@@ -31,7 +31,7 @@ def profile_of(d: Deployment) -> dict[str, Any]:
     plugin = d.publish_content(ContentKind.PLUGINS, "team/extra", {"extra.py": b"more"})
     d.database.write(
         lambda c: plugins.approve_plugin(
-            c, plugin["manifest_sha256"], "team/extra", by="human:admin", at=d.now()
+            c, "team/extra", plugin["manifest_sha256"], by="human:admin", at=d.now()
         )
     )
     return {

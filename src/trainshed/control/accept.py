@@ -162,7 +162,7 @@ class Acceptance:
         faults = FaultList(list(malformed))
         fleet = self._fleet.read(connection)
         funds = project_account(connection, project, now=self._clock())
-        known: Lookups = {}
+        known = Lookups()
         resolved: dict[Selector, tuple[Revision, str | None] | Refusal] = {}
         frozen = []
         for request in submission.trials:

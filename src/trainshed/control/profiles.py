@@ -6,10 +6,12 @@ content that it names, so that nothing of it is collected and access to it can b
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +20,8 @@ from trainshed.control.frozen import ContentUse, FrozenProfile
 from trainshed.control.references import approval_hint, unknown_version
 from trainshed.model.access import Principal
 from trainshed.model.content import ContentKind, ContentUri
-from trainshed.model.errors import FaultList, Refusal
+from trainshed.model.errors import Fault, FaultList, Refusal
+from trainshed.model.json_schema import MAX_TOTAL_STEPS, Found, Steps, budget
 from trainshed.model.parameters import apply_schema, place_text
 from trainshed.model.profile import PROFILE_V1, PROFILE_V2, JobProfile, ProfileInput
 from trainshed.model.recipe import RECIPE_ABI, Recipe, Reference, recipe_from_about
@@ -37,9 +40,49 @@ MAX_SNAPSHOT_BYTES = 256 << 10
 _SHOWN = 20
 _MALFORMED = "INVALID_PROFILE"
 
-Lookups = dict[ContentUri, ContentVersion | tuple[str, str, str]]
-"""What the references of one submission were found to be: the version, or a code, why there is none, and a
-hint."""
+MAX_WAITING_CHECKS = 16
+"""Submissions whose parameters wait to be checked at one instant; each holds a thread of requests."""
+_CHECK_WAIT_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Lookups:
+    """What the Trials of one submission share."""
+
+    versions: dict[ContentUri, ContentVersion | tuple[str, str, str]] = field(default_factory=dict)
+    """What its references were found to be: the version, or a code, why there is none, and a hint."""
+    checked: dict[tuple[str, str], tuple[dict[str, Any], list[Found]]] = field(default_factory=dict)
+    """What was said of parameters, by Recipe and canonical text: most Trials of a Job give the same."""
+    steps: Steps = field(default_factory=lambda: Steps(MAX_TOTAL_STEPS))
+    """What all checks of the submission may cost."""
+
+
+class CheckGate:
+    """Lets one schema be applied at a time: that holds the interpreter, which other requests need, too."""
+
+    def __init__(self) -> None:
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING_CHECKS)
+        self._turn = threading.Lock()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Raises `Refusal` ``RATE_LIMITED`` where too many wait already, or this one waited too long."""
+        if not self._waiting.acquire(blocking=False):
+            raise _too_many_checks()
+        try:
+            if not self._turn.acquire(timeout=_CHECK_WAIT_SECONDS):
+                raise _too_many_checks()
+            try:
+                yield
+            finally:
+                self._turn.release()
+        finally:
+            self._waiting.release()
+
+
+def _too_many_checks() -> Refusal:
+    message = "the parameters of too many submissions are being checked; send this one again"
+    return Refusal([Fault("", "RATE_LIMITED", message)], retry_after=1)
 
 
 class ProfileFreezer:
@@ -47,6 +90,7 @@ class ProfileFreezer:
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
+        self._gate = CheckGate()
 
     def freeze(
         self,
@@ -72,7 +116,7 @@ class ProfileFreezer:
                 faults.add(f"{request.path}.profile", _MALFORMED, said)
             return None
         before = len(faults.faults)
-        freezing = _Freezing(connection, principal.project_id, request, definition, known, faults)
+        freezing = _Freezing(connection, principal.project_id, request, definition, known, faults, self._gate)
         document = freezing.run(request.profile)
         if len(faults.faults) > before:
             return None
@@ -123,8 +167,8 @@ def revoked_content(
 
 def _plugin_fault(connection: Connection, name: str, manifest_sha256: str) -> str | None:
     """Why a plugin package may not run here, or ``None`` if it is approved (E94)."""
-    approval = contents.approval(connection, manifest_sha256)
-    if approval is None or approval.name != name:
+    approval = contents.approval(connection, name, manifest_sha256)
+    if approval is None:
         return "is not approved on this deployment; the owner key approves it by its digest"
     return None if approval.revoked_at is None else "is not approved any more on this deployment"
 
@@ -145,6 +189,7 @@ class _Freezing:
     definition: RunnerDefinition
     known: Lookups
     faults: FaultList
+    gate: CheckGate
     uses: list[ContentUse] = field(default_factory=list)
     told: set[str] = field(default_factory=set)
     """Places at fault before anything was looked up; nothing more is said of them."""
@@ -163,7 +208,9 @@ class _Freezing:
                 {"entrypoint": recipe.entrypoint} if recipe else {}
             )
             document["parameters_given"] = dict(profile.parameters)
-            document["parameters"] = self.parameters(recipe, profile.parameters) if recipe else {}
+            document["parameters"] = (
+                self.parameters(profile.recipe, recipe, profile.parameters) if recipe else {}
+            )
             document["dependencies"] = self.dependencies
         else:
             document["recipe"] = dict(profile.parameters)
@@ -211,7 +258,8 @@ class _Freezing:
         version = self.find(("recipe",), reference) or self.named(reference.uri)
         if version is None:
             return None
-        recipe = _recipe(version.manifest_sha256, version.about)
+        with self.gate.turn():  # the first time its schema is judged
+            recipe = _recipe(version.manifest_sha256, version.about)
         if (declared := self.definition.recipe_entrypoint) != recipe.entrypoint:
             said = f"declares the entrypoint `{declared}`" if declared else "declares no [recipe] entrypoint"
             self.add(
@@ -241,8 +289,12 @@ class _Freezing:
                 self.use(f"dependency:{full}", version)
                 self.follow(_recipe(version.manifest_sha256, version.about), f"{full}.", depth + 1)
 
-    def parameters(self, recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
-        merged, found = apply_schema(recipe.parameters, given)
+    def parameters(self, reference: Reference, recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+        key = (str(reference.uri), canonical_json(dict(given)))
+        if key not in self.known.checked:
+            with self.gate.turn(), budget(self.known.steps):
+                self.known.checked[key] = apply_schema(recipe.parameters, given)
+        merged, found = self.known.checked[key]
         for place, message in found:
             self.add(("parameters", *place), _MALFORMED, message)
         return merged
@@ -307,9 +359,9 @@ class _Freezing:
         ``said`` starts the sentence of a fault that is about something behind ``place``.
         """
         behind = bool(said)
-        if reference.uri not in self.known:
-            self.known[reference.uri] = self.look_up(reference.uri)
-        found = self.known[reference.uri]
+        if reference.uri not in self.known.versions:
+            self.known.versions[reference.uri] = self.look_up(reference.uri)
+        found = self.known.versions[reference.uri]
         if not isinstance(found, ContentVersion):
             code, why, hint = found
             said = said or f"is {reference.uri}, which "
@@ -327,7 +379,7 @@ class _Freezing:
 
     def named(self, uri: ContentUri) -> ContentVersion | None:
         """What `find` found by this URI alone."""
-        found = self.known.get(uri)
+        found = self.known.versions.get(uri)
         return found if isinstance(found, ContentVersion) else None
 
     def look_up(self, uri: ContentUri) -> ContentVersion | tuple[str, str, str]:

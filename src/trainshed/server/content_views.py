@@ -235,7 +235,7 @@ def version_detail(
 ) -> shapes.ContentVersionDetail:
     decided = None
     if version.kind == ContentKind.PLUGINS:
-        decided = store.approval(connection, version.manifest_sha256)
+        decided = store.approval(connection, version.name, version.manifest_sha256)
     values: dict[str, Any] = {
         **_version_values(version),
         "about": json.loads(version.about),

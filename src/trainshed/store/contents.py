@@ -154,7 +154,10 @@ _COUNT_USABLE = (
 _MANIFEST_BYTES = select(manifests.c.size).where(
     manifests.c.sha256 == bindparam("manifest"), manifests.c.let_go_at.is_(None)
 )
-_APPROVAL = select(plugin_approvals).where(plugin_approvals.c.manifest_sha256 == bindparam("manifest"))
+_APPROVAL = select(plugin_approvals).where(
+    plugin_approvals.c.name == bindparam("content"),
+    plugin_approvals.c.manifest_sha256 == bindparam("manifest"),
+)
 
 
 def find_content(connection: Connection, kind: ContentKind, name: str) -> Content | None:
@@ -402,9 +405,9 @@ def list_versions(
     return [ContentVersion(*row) for row in rows]
 
 
-def approval(connection: Connection, manifest_sha256: str) -> PluginApproval | None:
-    """What was decided of a plugin package; a revoked approval has ``revoked_at``."""
-    row = connection.execute(_APPROVAL, {"manifest": manifest_sha256}).first()
+def approval(connection: Connection, name: str, manifest_sha256: str) -> PluginApproval | None:
+    """What was decided of a plugin package under this name; a revoked approval has ``revoked_at``."""
+    row = connection.execute(_APPROVAL, {"content": name, "manifest": manifest_sha256}).first()
     return PluginApproval(*row) if row else None
 
 

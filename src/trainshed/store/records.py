@@ -271,10 +271,10 @@ class ContentVersion:
 
 @dataclass(frozen=True, slots=True)
 class PluginApproval:
-    """A plugin package that this deployment allows, or allowed once."""
+    """A plugin package that this deployment allows under one name, or allowed once."""
 
-    manifest_sha256: str
     name: str
+    manifest_sha256: str
     approved_at: float
     approved_by: str
     revoked_at: float | None

@@ -192,8 +192,8 @@ content_versions = Table(
 plugin_approvals = Table(
     "plugin_approvals",
     metadata,
+    Column("name", String, primary_key=True),
     Column("manifest_sha256", String(64), primary_key=True),
-    Column("name", String, nullable=False),
     Column("approved_at", Double, nullable=False),
     Column("approved_by", String, nullable=False),
     Column("revoked_at", Double),

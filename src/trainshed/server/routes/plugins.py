@@ -1,4 +1,4 @@
-"""Which plugins this deployment allows: approving and revoking, by digest (E94, promise P13)."""
+"""Which plugins this deployment allows: approving and revoking, by name and digest (E94, promise P13)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,22 @@ _OWNER_KEY = (
     ),
 )
 def list_approvals(call: Call) -> Page[shapes.PluginApproval]:
-    """What this deployment allows, and what it allowed once (E94)."""
+    """What this deployment allows, and what it allowed once, of what the caller may read (E94)."""
     limit = page_limit(call.query)
     after = open_cursor(call.services.seal, "approvals", call.query)
     with call.services.database.read() as connection:
         rows = plugins.list_approvals(
-            connection, after=None if after is None else (after[0], after[1]), limit=limit + 1
+            connection,
+            reader=None if call.principal.owner else call.principal.project_id,
+            after=None if after is None else (after[0], after[1], after[2]),
+            limit=limit + 1,
         )
     return cut_page(
         call.services.seal,
         "approvals",
         rows,
         limit,
-        key=lambda row: [row.approved_at, row.manifest_sha256],
+        key=lambda row: [row.approved_at, row.name, row.manifest_sha256],
         show=lambda kept: [approval_item(row) for row in kept],
     )
 
@@ -61,14 +64,14 @@ _APPROVING = Operation(
 
 @routes.put("/{namespace}/{name}/versions/{version}/approval", _APPROVING)
 def approve(call: Call, namespace: str, name: str, version: str) -> shapes.PluginApproval:
-    """With the owner key only. What is approved is the digest: a changed package needs its own approval."""
+    """With the owner key only. What is approved is the digest under this name, and nothing else."""
     full, at, by = _decider(call, namespace, name), call.now, call.principal.actor
 
     def change(connection: Connection) -> PluginApproval:
         found = store.find_version(connection, ContentKind.PLUGINS, full, version)
         if found is None or found.withdrawn_at is not None:
             raise not_found(*_no_version(connection, full, version))
-        return plugins.approve_plugin(connection, found.manifest_sha256, full, at=at, by=by)
+        return plugins.approve_plugin(connection, full, found.manifest_sha256, at=at, by=by)
 
     return approval_item(call.services.database.write(change))
 
@@ -86,7 +89,7 @@ def revoke(call: Call, namespace: str, name: str, version: str) -> shapes.Plugin
     def change(connection: Connection) -> PluginApproval:
         found = store.find_version(connection, ContentKind.PLUGINS, full, version)
         digest = version if found is None else found.manifest_sha256
-        revoked = plugins.revoke_plugin(connection, digest, at=at, by=by)
+        revoked = plugins.revoke_plugin(connection, full, digest, at=at, by=by)
         if revoked is None:
             said = f"the Plugin {full}@{version[:80]} was never approved"
             raise not_found(said, "List what was approved with `trainshed plugin approved`.")

@@ -32,13 +32,13 @@ def upgrade() -> None:
     op.create_index("ix_project_blobs_sha256", "project_blobs", ["sha256"], unique=False)
     op.create_table(
         "plugin_approvals",
-        sa.Column("manifest_sha256", sa.String(length=64), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
+        sa.Column("manifest_sha256", sa.String(length=64), nullable=False),
         sa.Column("approved_at", sa.Double(), nullable=False),
         sa.Column("approved_by", sa.String(), nullable=False),
         sa.Column("revoked_at", sa.Double(), nullable=True),
         sa.Column("revoked_by", sa.String(), nullable=True),
-        sa.PrimaryKeyConstraint("manifest_sha256", name=op.f("pk_plugin_approvals")),
+        sa.PrimaryKeyConstraint("name", "manifest_sha256", name=op.f("pk_plugin_approvals")),
     )
     op.create_table(
         "manifest_blobs",
