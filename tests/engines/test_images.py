@@ -364,6 +364,44 @@ def test_E45_what_cuda_libraries_ask_of_a_driver(requires: str, *, satisfied: bo
     assert drivers.satisfied(requires, facts) is satisfied
 
 
+def linked(registry: Registry, place: str, target: str) -> str:
+    """An image that has a symbolic link at this place."""
+
+    def change(tree: Path) -> None:
+        link = tree / place
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_dir():
+            link.rmdir()
+        link.symlink_to(target)
+
+    return built(registry, f"link-{place}-to-{target}".replace("/", "-").replace(".", ""), change)
+
+
+@pytest.mark.parametrize(
+    ("place", "target"),
+    [
+        ("run/work", "/etc"),
+        ("tmp", "/../../../../tmp/nowhere"),
+        ("tmp", "tmp"),
+        ("var/tmp", "tmp"),
+        ("run/content", "content"),
+    ],
+)
+def test_E45_an_image_with_a_link_where_trials_have_folders_of_their_own_is_refused_for_good(
+    fresh: Callable[..., LocalEngine], registry: Registry, place: str, target: str
+) -> None:
+    error = refusal(fresh(), linked(registry, place, target))
+    assert (error.code, error.retryable) == ("IMAGE_UNSUITABLE", False), error.message
+    assert f"/{place} is a symbolic link" in error.message
+
+
+@pytest.mark.parametrize(("place", "target"), [("var/tmp", "../tmp"), ("var/run", "/run")])
+def test_an_image_with_links_that_do_no_harm_is_taken(
+    fresh: Callable[..., LocalEngine], registry: Registry, place: str, target: str
+) -> None:
+    fresh().prepare(linked(registry, place, target), lambda _sentence: None, lambda: False)
+
+
 # The cache
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import trainshed
 from trainshed.engines.contract import EngineError, Launch
-from trainshed.engines.local import runtimes
+from trainshed.engines.local import links, runtimes
 from trainshed.engines.local.isolation import Isolation
 from trainshed.engines.local.runtimes import Bind, Container, Podman, Runtime
-from trainshed.jobkit import cgroups, folder, procs, sandbox
+from trainshed.jobkit import cgroups, folder, mounts, procs, sandbox
 from trainshed.model.images import RegistryRules
 from trainshed.model.resources import Gpu
 
@@ -30,6 +30,8 @@ GROUP = ".images"
 """Where the runtime's own control groups lie among ours; no attempt id begins with a dot."""
 MARK = "image"
 """File of an attempt folder: the image that it uses. It goes with the container."""
+MOUNTED = (sandbox.WORK, mounts.SANDBOX_CONTENT, *sandbox.TEMPORARY)
+"""Where a Trial in an image has something of ours."""
 CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 _CODE_ROOT = Path(trainshed.__file__).resolve().parent.parent
 _TRY = "import sys; sys.path.append(sys.argv.pop()); from trainshed.jobkit.rehearsal import main; main()"
@@ -180,9 +182,26 @@ class Containers:
         """
         name = f".check-{secrets.token_hex(4)}"
         with tempfile.TemporaryDirectory(prefix="check-", dir=self.home) as path:
+            temporary = Path(path, folder.TEMPORARY)
+            temporary.mkdir()
+            binds = [Bind(temporary, place, read_only=True) for place in MOUNTED[1:]]
             return self._rehearse(
-                self.runtime, Path(path), name, (image_id,), argv, read_only=True, cancelled=cancelled
+                self.runtime,
+                Path(path),
+                name,
+                (image_id,),
+                argv,
+                binds=binds,
+                read_only=True,
+                cancelled=cancelled,
             )
+
+    def link(self, image_id: str) -> str | None:
+        """A place where every Trial has something mounted and the image has a symbolic link on the way."""
+        places = {place.as_posix(): None for each in MOUNTED for place in reversed(Path(each).parents)}
+        places |= dict.fromkeys(MOUNTED)
+        del places["/"]
+        return links.find(self.runtime, image_id, list(places))
 
     def _rehearse(
         self,

@@ -30,6 +30,7 @@ printf 'bash %s\\n' "$BASH_VERSION"
 found=$(command -v python3) || exit 0
 exec "$found" -I -S -c 'import sys; print("python %d.%d.%d" % sys.version_info[:3])'
 """
+_NO_CONTAINER = "made no container"
 _PARALLEL_PULLS = 3
 _PROGRESS_SECONDS = 2.0
 _REMOVAL_SECONDS = 10.0
@@ -326,6 +327,9 @@ class ImageCache:
         code, said = self._containers.rehearse(image_id, argv, preparation.cancelled.is_set)
         if preparation.cancelled.is_set():
             raise _Cancelled
+        if code == 1 and _NO_CONTAINER in said and (place := self._containers.link(image_id)):
+            words = "is a symbolic link in it, where Trials have folders of their own; make it a folder"
+            return "", "", f"{image} cannot run: {place} {words}"
         return _verdict(image, code, said)
 
     # Keeping within the limit
@@ -427,7 +431,7 @@ def _verdict(image: str, code: int | None, said: str) -> tuple[str, str, str | N
 
 
 def _without_bash(image: str, code: int | None, words: str) -> str:
-    if code == 1 and "made no container" in words:
+    if code == 1 and _NO_CONTAINER in words:
         if "not found" in words or "no such file" in words:
             return "has no Bash, which starts Runners"
         if "exec format error" in words:
