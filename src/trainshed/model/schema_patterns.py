@@ -46,7 +46,7 @@ def cost_rule() -> str:
     return (
         f"and one pattern may cost {MAX_COST_OF_ONE}, all of a schema {MAX_PATTERN_COST}: "
         f"{_PLAIN} a character or a class, {_ANY} a `.`, {_DIGIT} a `\\d` or `\\s`, "
-        f"{_WORD} a `\\w` or `\\p`, times the repetitions `{{n}}` around it; [A-Za-z0-9_] is cheaper than `\\w`"
+        f"{_WORD} a `\\w` or `\\p`, times the repetitions `{{n}}` around it"
     )
 
 
