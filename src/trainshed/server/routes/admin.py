@@ -87,7 +87,7 @@ def create_project(call: Call) -> Reply:
     }
     row = Project(id=project_id, used_gpu_seconds=0.0, created_at=call.now, **facts)
     call.services.database.write(lambda connection: access.create_project(connection, row))
-    return Reply(_project_view(row), 201)
+    return Reply(_project_view(row, 0), 201)
 
 
 @routes.get(
