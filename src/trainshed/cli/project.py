@@ -53,7 +53,7 @@ PROJECT = Fields(
         ("max GPUs", _limit("max_gpus")),
         ("GPU-hours", _hours("budget_gpu_hours")),
         ("GPU-hours used", _hours("used_gpu_hours")),
-        ("content used", lambda row: None if row.get("content_bytes") is None else size(row["content_bytes"])),
+        ("content used", lambda row: size(row.get("content_bytes") or 0)),
         ("content quota", _bytes("max_content_bytes")),
         ("created", "created_at"),
     ),
