@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import random
 
 import pytest
 from sqlalchemy import select, update
@@ -17,7 +18,7 @@ from trainshed.server.services import BodyLimits
 from trainshed.store import queue, usage
 from trainshed.store.tables import blobs
 
-DATA = os.urandom(5000)
+DATA = random.Random(20).randbytes(5000)
 NAME = hashlib.sha256(DATA).hexdigest()
 ABSENT = "0" * 64
 WHOLE = f"/v1/content/blobs/{NAME}"
