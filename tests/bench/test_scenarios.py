@@ -30,6 +30,7 @@ def tiny(bench):
         content_mib=1,
         content_files=4,
         sparse_mib=1,
+        unchanged_files=20,
         dataset_mib=1,
         command_runs=1,
         nodes=10,
@@ -49,6 +50,7 @@ def tiny(bench):
         "logs",
         "artifacts",
         "content",
+        "republish",
         "mount",
         "command_line",
         "memory",
@@ -85,4 +87,4 @@ def test_a_verdict_says_by_how_much_a_budget_was_missed(bench):
 
 
 def test_the_test_covers_every_scenario(bench):
-    assert len(bench.SCENARIOS) == 10
+    assert len(bench.SCENARIOS) == 12

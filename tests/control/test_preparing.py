@@ -452,7 +452,9 @@ def test_E94_a_plugin_that_was_revoked_while_a_trial_waited_ends_it(fake):
     job = d.submit(d.publish(**READS_PROFILES), "waiting", profile=profile)
     [plugin] = profile["plugins"]
     d.database.write(
-        lambda c: plugins.revoke_plugin(c, plugin["manifest_sha256"], by="human:admin", at=d.now())
+        lambda c: plugins.revoke_plugin(
+            c, "team/extra", plugin["manifest_sha256"], by="human:admin", at=d.now()
+        )
     )
     d.settle(running)
     facts = d.settle(job)

@@ -109,7 +109,9 @@ def test_E91_E94_E102_everything_a_profile_names_is_there_as_published_and_canno
     repository(
         tmp_path / "runner",
         {
-            "runner.toml": runner_toml("envloop.train-recipe/1", outputs=("outputs/**",)),
+            "runner.toml": runner_toml(
+                "envloop.train-recipe/1", "envloop.job-profile/v1", outputs=("outputs/**",)
+            ),
             "main.sh": PROGRAM
             if schema == "v2"
             else PROGRAM.replace("RECIPE ", "").replace(" DEPENDENCIES", ""),

@@ -25,6 +25,7 @@ from trainshed.sdk import (
     publication,
     stat_cache,
 )
+from trainshed.sdk.small_files import SMALL_BYTES
 
 QUICK = RetryPolicy(attempts=6, first=0.01, longest=0.1)
 ABOUT = {"type": "data", "configs": {"default": {"train": ["**"]}}}
@@ -202,7 +203,7 @@ def test_a_version_that_is_withdrawn_while_it_is_downloaded_says_so_and_can_be_g
     folder = tmp_path / "tree"
     folder.mkdir()
     for number in range(3):
-        (folder / f"{number}.txt").write_text(f"{number}" * 1000)
+        (folder / f"{number}.txt").write_text(f"{number}" * (SMALL_BYTES + 1))
     client.datasets.publish(folder, name="sdk/gone", version="1")
     withdrawn = []
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainshed.sdk.download import Source, in_the_way, open_parent, open_part, set_mode
-from trainshed.sdk.errors import LocalFileError, ServerUnavailable, TrainshedError
+from trainshed.sdk.errors import LocalFileError, NotFound, ServerUnavailable, TrainshedError
 from trainshed.sdk.transport import Transport
 
 SMALL_BYTES = 64 << 10
@@ -77,8 +77,9 @@ class SmallFiles:
         try:
             digests = list(dict.fromkeys(source.sha256 for source in wanted))
             found = _proved(self.transport.ask_bytes(self.where, {"sha256": digests}))
-        except ServerUnavailable as error:
-            if error.code != "STORAGE_UNAVAILABLE":
+        except (ServerUnavailable, NotFound) as error:
+            # An older server knows no such route.
+            if error.code not in {"STORAGE_UNAVAILABLE", "NOT_FOUND", "METHOD_NOT_ALLOWED"}:
                 raise
             return wanted
         here: list[Source] = []
