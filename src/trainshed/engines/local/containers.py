@@ -88,7 +88,11 @@ class Containers:
         """The runtime, tried out. Raises `EngineError` where there is none that works."""
         with self._guard:
             if self._runtime is None:
-                self._runtime = self._find()
+                try:
+                    self._runtime = self._find()
+                except OSError as error:  # a full disk must not keep the engine from its Trials
+                    words = f"{error.filename or self.home}: {error.strerror}"
+                    raise EngineError("IMAGES_UNAVAILABLE", words, retryable=True) from error
             return self._runtime
 
     def why_impossible(self) -> str | None:

@@ -455,8 +455,12 @@ def _run_folder(instance: str, home: Path) -> Path:
 def write(path: Path, text: str) -> None:
     """Replace a file at once: others read it meanwhile."""
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
