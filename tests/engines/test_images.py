@@ -399,7 +399,9 @@ def test_E45_an_image_with_a_link_where_trials_have_folders_of_their_own_is_refu
 def test_an_image_with_links_that_do_no_harm_is_taken(
     fresh: Callable[..., LocalEngine], registry: Registry, place: str, target: str
 ) -> None:
-    fresh().prepare(linked(registry, place, target), lambda _sentence: None, lambda: False)
+    engine, image = fresh(), linked(registry, place, target)
+    engine.prepare(image, lambda _sentence: None, lambda: False)
+    assert held(engine, image)
 
 
 # The cache

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainshed.model.content import ContentKind, parse_content_uri
-from trainshed.model.errors import Refusal
+from trainshed.model.errors import MAX_BODY_BYTES, Refusal
 from trainshed.model.parameters import MAX_DEPTH, MAX_INTEGER, apply_schema
 from trainshed.model.recipe import (
     MAX_DEPENDENCIES,
@@ -261,19 +261,31 @@ ANYTHING = st.recursive(
 )
 
 
+def outcome(read: Callable[[], Recipe]) -> Recipe | Refusal:
+    try:
+        return read()
+    except Refusal as refusal:
+        return refusal
+
+
+def check_outcome(found: Recipe | Refusal) -> None:
+    """A refusal can be sent; what was accepted is written so that it is read the same again."""
+    if isinstance(found, Refusal):
+        assert found.code == "INVALID_CONTENT"
+        assert len(json.dumps(found.body())) <= MAX_BODY_BYTES
+    else:
+        assert recipe_from_about(found.about()) == found
+
+
 @given(ANYTHING)
 def test_any_values_give_a_recipe_or_a_refusal(value):
     about = value if isinstance(value, dict) else {"parameters": value}
-    try:
-        recipe_from_about(about)
-    except Refusal as refusal:
-        refusal.body()
+    check_outcome(outcome(lambda: recipe_from_about(about)))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_recipe_or_a_refusal(content):
-    with contextlib.suppress(Refusal):
-        parse_recipe(content)
+    check_outcome(outcome(lambda: parse_recipe(content)))
 
 
 # What it costs to use none of it
