@@ -144,7 +144,8 @@ class Mount:
 class Instance:
     """What one replica consists of: ``count_per_node`` units of one of ``specs``, on one node (C20, C22)."""
 
-    type: InstanceType
+    type: InstanceType | None
+    """``None``: left out, that of the specs."""
     specs: tuple[str, ...]
     """In descending preference."""
     count_per_node: int = 1
