@@ -17,7 +17,7 @@ from support.rows import add_job, add_project
 from trainshed.model.access import Permission
 from trainshed.model.runner_tree import tree_manifest
 from trainshed.model.states import MOVES, TERMINAL, State
-from trainshed.store import garbage, jobs, records, runners, tables
+from trainshed.store import garbage, jobs, records, runners, tables, training_tables
 from trainshed.store.database import Database
 from trainshed.store.schema import SchemaTooNew, migrate
 
@@ -191,6 +191,8 @@ def _path_to(goal: State) -> list[State]:
         (records.Trial, tables.trials),
         (records.Attempt, tables.attempts),
         (records.Allocation, tables.allocations),
+        (records.Replica, tables.replicas),
+        (records.Task, training_tables.tasks),
         (records.Artifact, tables.artifacts),
         (records.Content, tables.contents),
         (records.ContentVersion, tables.content_versions),

@@ -107,7 +107,7 @@ class Reconciler:
         self._store_results()
         with self._database.read() as connection:
             self._placer.read_changes(connection)
-            active = {trial.id: trial for trial in queue.active(connection)}
+            active = {trial.id: trial for trial in queue.active(connection) if trial.kind == queue.RUNNER}
             unreleased = queue.unreleased(connection)
         held = [
             Active(active[a.trial_id], a)
@@ -119,7 +119,7 @@ class Reconciler:
         if prepared := [item for item in held if self._is_prepared(item)]:
             self._launch(prepared)
         self._observe(held, changed, everything=everything)
-        self._release([a for a in unreleased if a.state is not AllocationState.HELD])
+        self._release([a for a in unreleased if a.state is not AllocationState.HELD and a.parts is None])
         placed, again = self._placer.run(self.nodes, unreleased)
         if placed:
             self._launch([Active(item.trial, item.allocation) for item in placed])

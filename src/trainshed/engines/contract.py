@@ -22,6 +22,14 @@ call again, so every method below is idempotent. The numbered rules are what the
 12. Mounts are read-only for the program and cost no copy; ``paths`` lead to them. They are gone after
     ``release``, and what they show is untouched.
 13. With an image, rules 1 to 12 hold as without one; an engine that runs none says why in ``images``.
+14. The members of a gang come in one ``launch_many``. User code of none of them starts before all have
+    reported (C27), and none starts at all if one does not within ``Gang.start_seconds``.
+15. When one member of a gang ends with anything but exit code zero, or is lost, the others are ended
+    within 60 s, without the server's help (c8); they say ``EndedBy.GANG``.
+16. ``notify`` begins the exit notice (C36) once; the program's end, its answer or the deadline ends it.
+17. ``reports`` and ``samples`` are kept as durably as the log, in their order, until ``forget``.
+18. ``meet`` is decided once for a gang: the same hosts and port are answered for ever, and no two gangs
+    that are not released share a port on an address.
 """
 
 from __future__ import annotations
@@ -61,6 +69,10 @@ class EndedBy(StrEnum):
     TIMEOUT = "timeout"
     MEMORY = "memory"
     """The kernel's out-of-memory killer acted inside the attempt's limit."""
+    GANG = "gang"
+    """Another member of its gang failed or was lost."""
+    PRECHECK = "precheck"
+    """The check before training failed; user code never started (C31)."""
     DISK = "disk"
     """The work directory outgrew the attempt's disk limit."""
     NOT_STARTED = "not_started"
@@ -100,6 +112,127 @@ class Mount:
     """Relative POSIX path below the engine's own content folder, e.g. ``inputs/data``."""
     target: str | None = None
     """An absolute path where the program finds it as well (C12), where the engine can do that."""
+    writable: bool = False
+    """Whether the program may write there (a Volume, C13); its bytes are the source's own."""
+
+    def __post_init__(self) -> None:
+        if self.writable and self.target is None:
+            msg = "a writable mount needs a target"
+            raise ValueError(msg)
+
+
+class Role(StrEnum):
+    """What a member does in its gang (C18, C19)."""
+
+    MASTER = "master"
+    WORKER = "worker"
+    HEAD = "head"
+    SUBMITTER = "submitter"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One member of a gang as the others reach it."""
+
+    name: str
+    """Resolves on every member."""
+    address: str
+    slots: int
+    """GPUs, 1 where there are none (C39)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the members of a gang find one another (C41)."""
+
+    hosts: tuple[Host, ...]
+    """By rank."""
+    port: int
+    """Free on the first host, and kept for this gang."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """The place of one member among all that run together or not at all."""
+
+    id: str
+    """The Attempt."""
+    rank: int
+    size: int
+    role: Role
+    node: str
+    """Where it was placed."""
+    meeting: Meeting
+    start_seconds: float = 600.0
+    """How long members wait for one another, from the first one's start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitNotice:
+    """How a program is told to save before it must go (C36)."""
+
+    timeout_seconds: float
+    signal: str = "SIGUSR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Precheck:
+    """The check before training (C31, C32)."""
+
+    env: Mapping[str, str]
+    """Over the program's own variables, for the check alone."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """``min_tflops`` per GPU, ``min_bus_gbps``; what is missing is only measured."""
+    timeout_seconds: float = 600.0
+    port: int = 0
+    """Its rendezvous on the first host; 0: the engine takes a free one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Prometheus text of the program at ``127.0.0.1:port/path`` (C37)."""
+
+    port: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ssh:
+    """Passwordless login among the members (C39); texts of files, made once for the Attempt."""
+
+    private_key: str
+    public_key: str
+    host_private_keys: tuple[str, ...]
+    """By rank."""
+    host_public_keys: tuple[str, ...]
+    port: int = 2222
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something the watcher of a member has to say: becomes an event of the task (c2)."""
+
+    number: int
+    """From 1, without gaps, for each member."""
+    at: float
+    """Unix seconds."""
+    code: str
+    """``READY``, ``PRECHECK_PASSED``, ``EXIT_NOTICE_HEARD``, ``METRICS_PORT_TAKEN`` ..."""
+    message: str
+    level: str = "info"
+    """``info``, ``warning`` or ``error``."""
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Measurements of one member at one moment."""
+
+    at: float
+    values: Mapping[str, float]
+    """Prometheus series -> value, e.g. ``cpu_percent``, ``memory_bytes``, ``gpu0_utilization_percent``."""
+    endpoint: str = ""
+    """``port/path`` of the program's own endpoint; empty for resource metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +255,16 @@ class Launch:
     """Read-only folders and files that the program sees."""
     paths: Mapping[str, str] = field(default_factory=dict)
     """Variable -> a `Mount.place` or a folder above some: it is set to where the program finds that."""
+    gang: Gang | None = None
+    """Its place among the members of its Attempt; ``None``: it runs alone."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Variables whose values appear nowhere: not in argv, reports or records, and masked in the log (C9)."""
+    notice: ExitNotice | None = None
+    precheck: Precheck | None = None
+    endpoints: tuple[Endpoint, ...] = ()
+    sample_seconds: float | None = None
+    """How often resources and endpoints are measured; ``None``: never."""
+    ssh: Ssh | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +291,12 @@ class Observation:
     """Unix seconds, written just before user code was executed; ``None`` if it did not start."""
     exit: Exit | None = None
     detail: str = ""
+    stage: str = ""
+    """Of one that prepares: ``pulling``, ``starting``, ``ready`` (waits for its gang) or ``prechecking``."""
+    noticed: bool = False
+    """Whether an exit notice is under way."""
+    reports: int = 0
+    """The number of its newest `Report`."""
     enforcement: Mapping[str, str] = field(default_factory=dict)
     """Limit name -> how it is enforced (``cgroup-v1``, ``rlimit``, ``watched``) or ``not enforced``."""
 
@@ -226,6 +375,29 @@ class Engine(Protocol):
 
     def stop(self, attempt_id: str, *, grace_seconds: float | None = None) -> None:
         """Ask the attempt to end; returns at once. Unknown ids are remembered as stopped."""
+        ...
+
+    def meet(self, gang_id: str, nodes: Sequence[str], slots: Sequence[int]) -> Meeting:
+        """Where members placed on ``nodes``, by rank, will meet (rule 18). Raises `EngineError`."""
+        ...
+
+    def notify(self, attempt_id: str, *, reason: str, deadline: float) -> None:
+        """Tell the program to save and go (C36); returns at once. ``deadline`` in Unix seconds.
+
+        After the notice the attempt is stopped as by ``stop``. Without `Launch.notice` it is a ``stop``.
+        """
+        ...
+
+    def reports(self, attempt_id: str, after: int) -> Sequence[Report]:
+        """Reports with a number greater than ``after``, oldest first."""
+        ...
+
+    def samples(self, attempt_id: str, after: float) -> Sequence[Sample]:
+        """Samples taken later than ``after`` (Unix seconds), oldest first; at most some ten thousand."""
+        ...
+
+    def faults(self) -> Mapping[str, str]:
+        """Nodes, or ``NODE/gpu:INDEX``, that broke (C34) -> the evidence in a sentence."""
         ...
 
     def kill(self, attempt_id: str) -> None:

@@ -26,6 +26,8 @@ class NewEvent:
     message: str
     before: str | None = None
     after: str | None = None
+    level: str = "info"
+    replica: int | None = None
 
 
 def record(connection: Connection, new: Iterable[NewEvent]) -> None:
@@ -39,6 +41,8 @@ def record(connection: Connection, new: Iterable[NewEvent]) -> None:
             "message": e.message,
             "before": e.before,
             "after": e.after,
+            "level": e.level,
+            "replica": e.replica,
         }
         for e in new
     ]

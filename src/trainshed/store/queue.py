@@ -18,6 +18,9 @@ from trainshed.store.tables import allocations, attempts, blobs, events, project
 _ACTIVE = tuple(str(state) for state in ACTIVE)
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
 
+RUNNER = "runner"
+"""The kind of Trials that this queue holds; gangs have their own (`trainshed.store.tasks`)."""
+
 # Statements are built once: building one costs several times what running it does.
 _NEWEST_EVENT = select(func.max(events.c.id))
 _RECENT = (events.c.id > bindparam("past"), events.c.id <= bindparam("newest"))
@@ -26,6 +29,7 @@ _ARRIVED = (
     .where(
         trials.c.id.in_(select(events.c.trial_id).where(*_RECENT, events.c.after == State.QUEUED)),
         trials.c.state == State.QUEUED,
+        trials.c.kind == RUNNER,
     )
     .order_by(trials.c.id)
 )
@@ -55,10 +59,10 @@ TOUCH_SECONDS = 60.0
 
 
 def queued_after(connection: Connection, trial_id: str, limit: int) -> list[Trial]:
-    """Queued Trials with an id greater than ``trial_id``, by id."""
+    """Queued Trials of Runners with an id greater than ``trial_id``, by id."""
     rows = connection.execute(
         select(trials)
-        .where(trials.c.state == State.QUEUED, trials.c.id > trial_id)
+        .where(trials.c.state == State.QUEUED, trials.c.kind == RUNNER, trials.c.id > trial_id)
         .order_by(trials.c.id)
         .limit(limit),
     )
@@ -229,11 +233,14 @@ def mark_log_deleted(connection: Connection, attempt_id: str, *, at: float) -> N
 def queue_length(connection: Connection) -> int:
     return int(
         connection.execute(
-            select(func.count()).select_from(trials).where(trials.c.state == State.QUEUED)
+            select(func.count())
+            .select_from(trials)
+            .where(trials.c.state == State.QUEUED, trials.c.kind == RUNNER)
         ).scalar_one(),
     )
 
 
 def queued_ids(connection: Connection) -> set[str]:
-    """Every Trial that is queued now."""
-    return set(connection.execute(select(trials.c.id).where(trials.c.state == State.QUEUED)).scalars())
+    """Every Trial of a Runner that is queued now."""
+    queued = select(trials.c.id).where(trials.c.state == State.QUEUED, trials.c.kind == RUNNER)
+    return set(connection.execute(queued).scalars())

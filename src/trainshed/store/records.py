@@ -156,6 +156,8 @@ class Trial:
     profile_sha256: str | None = None
     resume_from: str | None = None
     """A Checkpoint's id."""
+    kind: str = "runner"
+    """``runner``, or a kind of ``tasks``, which leaves the Runner's fields empty."""
 
     @property
     def amounts(self) -> Amounts:
@@ -186,6 +188,10 @@ class Attempt:
     usage: str | None
     enforcement: str | None
     log_deleted_at: float | None
+    cause: str = "initial"
+    """Why it was opened (contract C33)."""
+    exit_class: str | None = None
+    """How its end was classified (contract C35)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +218,15 @@ class Allocation:
     released_at: float | None
     tries: int
     evidence: str | None
+    parts: str | None = None
+    """What each member of a gang holds, JSON; the fields above are then their sums and name no GPU."""
+    meeting: str | None = None
+    evicted_for: str | None = None
+    """The Trial for which it was chosen as a victim (contract c4)."""
+    evict_reason: str | None = None
+    evicted_at: float | None = None
+    notice_until: float | None = None
+    """Until when its program may save (contract C36)."""
 
     @property
     def amounts(self) -> Amounts:
@@ -220,6 +235,69 @@ class Allocation:
     @property
     def indices(self) -> tuple[int, ...]:
         return tuple(json.loads(self.gpu_indices))
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One member of an Attempt."""
+
+    attempt_id: str
+    rank: int
+    role: str
+    node: str
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    unit_id: str | None = None
+    """Under which id the engine knows it; the Attempt's own where it runs alone."""
+    state: str | None = None
+    address: str | None = None
+    gpu_indices: str | None = None
+    detail: str | None = None
+    reports: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a Trial of kind ``pytorch`` or ``ray`` is beyond a Trial (contract C)."""
+
+    trial_id: str
+    job_id: str
+    project_id: str
+    task_uuid: str
+    name: str
+    kind: str
+    owner: str
+    spec: str
+    """The effective spec, canonical JSON, without hidden values."""
+    secrets: str | None
+    """The hidden values, encrypted."""
+    spec_sha256: str
+    region: str
+    cluster: str
+    pool: str
+    resource_type: str
+    guarantee: bool
+    catalog_revision: int
+    submitted_at: float
+    totals: str
+    public: bool
+    priority_class: str
+    priority: int
+    queued_at: float
+    """Its place in the queue, kept over preemption and automatic resubmission (contract c5)."""
+    next_cause: str
+    """Why its next Attempt will be opened (contract C33)."""
+    resubmissions: int
+    """Counted ones."""
+    excluded_nodes: str
+    chosen_spec: str | None
+    plan: str | None
+    """Where it will start once its victims are gone."""
+    stage: str | None
+    retained_until: float | None
+    deleted_at: float | None
+    deleted_by: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +433,9 @@ class Event:
     message: str
     before: str | None
     after: str | None
+    level: str = "info"
+    replica: int | None = None
+    """The rank of the member of a gang that it is about."""
 
 
 def decoded(text: str | None) -> Any:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from sqlalchemy import (
     BigInteger,
     Boolean,
-    CheckConstraint,
     Column,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
     Integer,
-    MetaData,
     String,
     Table,
     Text,
@@ -24,29 +22,7 @@ from sqlalchemy import (
 )
 
 from trainshed.model.states import AllocationState, OutputStatus, State
-
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_name)s",
-        "pk": "pk_%(table_name)s",
-    },
-)
-
-# SQLite numbers rows by itself only where the key is spelled INTEGER.
-BigKey = BigInteger().with_variant(Integer, "sqlite")
-
-
-def _one_of(column: str, words: type[State | AllocationState | OutputStatus]) -> CheckConstraint:
-    return CheckConstraint(f"{column} IN ({', '.join(repr(str(w)) for w in words)})", name=column)
-
-
-def _partial_index(name: str, column: str, *, where: str) -> Index:
-    """An index of the few rows that are ever asked for; the others cost it nothing."""
-    return Index(name, column, sqlite_where=text(where), postgresql_where=text(where))
-
+from trainshed.store.columns import BigKey, metadata, one_of, partial_index
 
 meta = Table("meta", metadata, Column("key", String, primary_key=True), Column("value", Text, nullable=False))
 
@@ -316,14 +292,16 @@ trials = Table(
     Column("profile", Text),
     Column("profile_sha256", String(64)),
     Column("resume_from", String),
+    # `runner`, or a kind of `tasks`, which leaves the Runner's columns empty.
+    Column("kind", String, nullable=False, server_default="runner"),
     UniqueConstraint("job_id", "position"),
     UniqueConstraint("job_id", "name"),
     Index("ix_trials_queue", "state", "queue_rank", "id"),
     Index("ix_trials_arrivals", "state", "id"),
     Index("ix_trials_newest", "project_id", "id"),
-    _partial_index("ix_trials_resume_from", "resume_from", where="resume_from IS NOT NULL"),
-    _one_of("state", State),
-    _one_of("output_status", OutputStatus),
+    partial_index("ix_trials_resume_from", "resume_from", where="resume_from IS NOT NULL"),
+    one_of("state", State),
+    one_of("output_status", OutputStatus),
 )
 
 trial_moves = Table(
@@ -348,6 +326,9 @@ attempts = Table(
     Column("usage", Text),
     Column("enforcement", Text),
     Column("log_deleted_at", Double),
+    # Why it was opened (contract C33), and how its end was classified (C35).
+    Column("cause", String, nullable=False, server_default="initial"),
+    Column("exit_class", String),
     UniqueConstraint("trial_id", "number"),
 )
 
@@ -361,6 +342,14 @@ replicas = Table(
     Column("started_at", Double),
     Column("ended_at", Double),
     Column("exit_code", Integer),
+    # Of the members of a gang; empty for a Trial that runs alone.
+    Column("unit_id", String),
+    Column("state", String),
+    Column("address", String),
+    Column("gpu_indices", Text),
+    Column("detail", Text),
+    # How many of its reports became events.
+    Column("reports", Integer, nullable=False, server_default="0"),
 )
 
 allocations = Table(
@@ -386,7 +375,15 @@ allocations = Table(
     Column("released_at", Double),
     Column("tries", Integer, nullable=False, default=0),
     Column("evidence", Text),
-    _one_of("state", AllocationState),
+    # What each member of a gang holds; the columns above are then their sums, and name no GPU.
+    Column("parts", Text),
+    Column("meeting", Text),
+    # Chosen as a victim: for which Trial, why and since when; until when it may save.
+    Column("evicted_for", String),
+    Column("evict_reason", Text),
+    Column("evicted_at", Double),
+    Column("notice_until", Double),
+    one_of("state", AllocationState),
 )
 
 artifacts = Table(
@@ -441,7 +438,7 @@ checkpoints = Table(
     UniqueConstraint("trial_id", "folder"),
     Index("ix_checkpoints_newest", "project_id", "id"),
     Index("ix_checkpoints_of_job", "job_id", "id"),
-    _partial_index("ix_checkpoints_superseded", "id", where="superseded IS NOT NULL AND deleted_at IS NULL"),
+    partial_index("ix_checkpoints_superseded", "id", where="superseded IS NOT NULL AND deleted_at IS NULL"),
 )
 
 checkpoint_files = Table(
@@ -479,5 +476,8 @@ events = Table(
     Column("message", Text, nullable=False),
     Column("before", String),
     Column("after", String),
+    Column("level", String, nullable=False, server_default="info"),
+    # The rank of the member of a gang that it is about.
+    Column("replica", Integer),
     Index("ix_events_of_job", "job_id", "id"),
 )

@@ -33,7 +33,7 @@ def observe(path: Path) -> Observation:
     exit_ = None if held or ended is None else _exit(ended)
     if exit_ is not None:
         began = None if exit_.code is None else started_at
-        return Observation(Phase.EXITED, began, exit_, exit_.detail, enforcement)
+        return Observation(Phase.EXITED, began, exit_, exit_.detail, enforcement=enforcement)
     if held:
         phase = Phase.PREPARING if started is None else Phase.RUNNING
         return Observation(phase, started_at, enforcement=enforcement)

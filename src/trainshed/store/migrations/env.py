@@ -2,7 +2,10 @@
 
 from alembic import context
 
-from trainshed.store.tables import metadata
+from trainshed.store import tables, training_tables
+
+assert tables.metadata is training_tables.metadata, "both fill what is compared"
+metadata = tables.metadata
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
