@@ -17,7 +17,7 @@ from support.rows import add_job, add_project
 from trainshed.model.access import Permission
 from trainshed.model.runner_tree import tree_manifest
 from trainshed.model.states import MOVES, TERMINAL, State
-from trainshed.store import garbage, jobs, records, runners, tables, training_tables
+from trainshed.store import columns, garbage, jobs, records, runners, tables, training_tables
 from trainshed.store.database import Database
 from trainshed.store.schema import SchemaTooNew, migrate
 
@@ -32,7 +32,7 @@ def test_the_chain_of_migrations_builds_exactly_the_tables_of_the_program(empty_
     database = opened(empty_database_url)
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, tables.metadata) == []
+        assert compare_metadata(context, columns.metadata) == []
     database.close()
 
 
@@ -42,12 +42,12 @@ def test_constraints_of_words_match_the_words_of_the_program(empty_database_url)
     inspector = inspect(database.engine)
     built = {
         str(check["name"]): frozenset(str(check["sqltext"]).split("'")[1::2])
-        for table in tables.metadata.tables
+        for table in columns.metadata.tables
         for check in inspector.get_check_constraints(table)
     }
     meant = {
         str(check.name): frozenset(str(check.sqltext).split("'")[1::2])
-        for table in tables.metadata.tables.values()
+        for table in columns.metadata.tables.values()
         for check in table.constraints
         if hasattr(check, "sqltext")
     }

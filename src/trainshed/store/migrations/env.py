@@ -2,10 +2,11 @@
 
 from alembic import context
 
-from trainshed.store import tables, training_tables
-
-assert tables.metadata is training_tables.metadata, "both fill what is compared"
-metadata = tables.metadata
+from trainshed.store import (
+    tables,  # noqa: F401 - importing it fills the metadata
+    training_tables,  # noqa: F401 - importing it fills the metadata
+)
+from trainshed.store.columns import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
