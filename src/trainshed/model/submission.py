@@ -142,7 +142,7 @@ def read_submission(document: Any) -> tuple[Submission, list[Fault]]:
     if kind != "train":
         said = f'must be "train", not {shown(kind)}' if "type" in document else 'is missing; write "train"'
         faults.add("type", "INVALID_JOB_TYPE", f"`type` {said}")
-    request_id = _request_id(document, faults)
+    request_id = read_request_id(document, faults)
     entries = _trial_entries(document, faults)
     trials: list[TrialRequest | None] = []
     canonical: list[dict[str, Any]] = []
@@ -161,7 +161,8 @@ def read_submission(document: Any) -> tuple[Submission, list[Fault]]:
     return submission, faults.faults
 
 
-def _request_id(document: Mapping[str, Any], faults: FaultList) -> str:
+def read_request_id(document: Mapping[str, Any], faults: FaultList) -> str:
+    """The request id of any kind of submission; faults are `INVALID_REQUEST_ID` (E24)."""
     value = document.get("request_id")
     code = "INVALID_REQUEST_ID"
     if not isinstance(value, str):
