@@ -70,6 +70,20 @@ class ReplicaNeed:
     """False for platform overhead, which counts against no quota (C19)."""
 
 
+Shape = tuple[int, int, int, int, int]
+"""GPUs, CPU cores, memory, storage, shared memory of one replica, for arithmetic in inner loops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Replicas of a gang that look the same to a node."""
+
+    gpu_model: str | None
+    shape: Shape
+    amounts: Amounts
+    count: int
+
+
 @dataclass(frozen=True)
 class Choice:
     """One entry of a resource priority list (C22): the whole gang under one choice of specs, by rank."""
@@ -93,6 +107,20 @@ class Choice:
     @cached_property
     def replicas(self) -> int:
         return sum(need.count for need in self.needs)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Equal replicas together whatever their role, the largest first."""
+        sums: dict[tuple[str | None, Amounts], int] = {}
+        for need in self.needs:
+            place = (need.gpu_model if need.amounts.gpus else None, need.amounts)
+            sums[place] = sums.get(place, 0) + need.count
+        found = [
+            Group(model, (a.gpus, a.cpus, a.memory_mb, a.storage_mb, a.shm_mb), a, count)
+            for (model, a), count in sums.items()
+            if count
+        ]
+        return tuple(sorted(found, key=lambda group: group.shape, reverse=True))
 
 
 @dataclass(frozen=True)
