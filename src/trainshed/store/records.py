@@ -192,6 +192,10 @@ class Attempt:
     """Why it was opened (contract C33)."""
     exit_class: str | None = None
     """How its end was classified (contract C35)."""
+    failed_rank: int | None = None
+    """Of a gang that failed: the member whose failure ended it."""
+    log_tail: str | None = None
+    """The last lines of that member's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,8 @@ class Allocation:
     evicted_at: float | None = None
     notice_until: float | None = None
     """Until when its program may save (contract C36)."""
+    sources: str | None = None
+    """Out of whose units a gang runs (contract c3): JSON list of [spec, own, borrowed, supplement]."""
 
     @property
     def amounts(self) -> Amounts:

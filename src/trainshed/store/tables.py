@@ -329,6 +329,9 @@ attempts = Table(
     # Why it was opened (contract C33), and how its end was classified (C35).
     Column("cause", String, nullable=False, server_default="initial"),
     Column("exit_class", String),
+    # Of a gang that failed: whose failure ended it, and the end of that member's log.
+    Column("failed_rank", Integer),
+    Column("log_tail", Text),
     UniqueConstraint("trial_id", "number"),
 )
 
@@ -383,6 +386,8 @@ allocations = Table(
     Column("evict_reason", Text),
     Column("evicted_at", Double),
     Column("notice_until", Double),
+    # Out of whose units a gang runs (contract c3), JSON.
+    Column("sources", Text),
     one_of("state", AllocationState),
 )
 
