@@ -141,7 +141,7 @@ class Publication:
     def _name(self, digest: str, tree: Tree, encoded: bytes | None = None) -> PublishedContent:
         """Ask the server to publish the manifest, which it must have unless it is sent along."""
         body: dict[str, Any] = {key: value for key, value in self._body.items() if value is not None}
-        body |= {"manifest_sha256": digest, "bytes": sum(file.size for file in tree.files)}
+        body |= {"manifest_sha256": digest, "bytes": tree.total_bytes}
         if encoded is not None:
             body["manifest"] = json.loads(encoded)
         answer = self._transport.ask("POST", self._where, body=body, repeatable=True)

@@ -12,9 +12,9 @@ import os
 import stat
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,6 +48,7 @@ _KINDS = (
     (stat.S_ISBLK, "is a device"),
     (stat.S_ISCHR, "is a device"),
 )
+_by_name = attrgetter("name")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Progress = Callable[[int, int], None]
@@ -74,13 +75,28 @@ class LocalFile:
         return self.size, self.mtime_ns, self.ctime_ns, self.inode
 
 
+_NUMBERS = 5
+
+
+@dataclass(slots=True)
+class _Folder:
+    """The regular files of one folder, without an object for each."""
+
+    prefix: str
+    """Relative: empty, or it ends in ``/``."""
+    place: str
+    names: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """Of each file in turn: size, mtime_ns, ctime_ns, inode, mode."""
+
+
 @dataclass(slots=True)
 class Tree:
     """Everything found below a path."""
 
     root: Path
-    entries: list[tuple[str, str, os.stat_result]] = field(default_factory=list)
-    """Regular files: path, place, what the system says. In the order of the paths' bytes."""
+    folders: list[_Folder] = field(default_factory=list)
+    """Those that hold regular files, in the order of their names."""
     skipped: list[str] = field(default_factory=list)
     """What was left out: paths of `SKIPPED`."""
     faults: list[FieldFault] = field(default_factory=list)
@@ -88,43 +104,55 @@ class Tree:
 
     @property
     def files(self) -> list[LocalFile]:
-        """The regular files. Made when they are asked for: a tree that is unchanged needs none."""
+        """The regular files, in the order of the paths' bytes.
+
+        Made when they are asked for: a tree that is unchanged needs none.
+        """
         if self._files is None:
-            self._files = [
-                LocalFile(
-                    path,
-                    place,
-                    info.st_size,
-                    info.st_mtime_ns,
-                    info.st_ctime_ns,
-                    info.st_ino,
-                    bool(info.st_mode & stat.S_IXUSR),
-                )
-                for path, place, info in self.entries
-            ]
+            self._files = []
+            for folder in self.folders:
+                numbers = iter(folder.numbers)
+                told = zip(folder.names, *[numbers] * _NUMBERS, strict=True)
+                self._files += [
+                    LocalFile(
+                        folder.prefix + name,
+                        f"{folder.place}/{name}",
+                        size,
+                        mtime_ns,
+                        ctime_ns,
+                        inode,
+                        bool(mode & stat.S_IXUSR),
+                    )
+                    for name, size, mtime_ns, ctime_ns, inode, mode in told
+                ]
+            self._files.sort(key=lambda file: file.path.encode("utf-8", "surrogateescape"))
         return self._files
 
     @property
     def total_bytes(self) -> int:
-        return sum(info.st_size for _, _, info in self.entries)
+        return sum(sum(folder.numbers[::_NUMBERS]) for folder in self.folders)
 
     def signature(self) -> str:
         """The same for two looks only if no file was written, replaced, added, removed or renamed between."""
-        numbers = array("q")
-        for _, _, info in self.entries:
-            numbers.extend((info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_mode))
-        # A path holds no NUL, so that this is one way to write all of it down.
-        paths = "\0".join(path for path, _, _ in self.entries).encode("utf-8", "surrogateescape")
-        return hashlib.sha256(numbers.tobytes() + paths).hexdigest()
+        digest = hashlib.sha256()
+        for folder in self.folders:
+            # A path holds no NUL and a name is not empty, so that this is one way to write all of it down.
+            digest.update("\0".join([folder.prefix, *folder.names, "\0"]).encode("utf-8", "surrogateescape"))
+            try:
+                digest.update(array("q", folder.numbers))
+            except OverflowError:
+                # Inodes of some file systems, and times of damaged ones.
+                digest.update(repr(folder.numbers).encode())
+        return digest.hexdigest()
 
     def check(self) -> None:
         """Refuse what must not be published, with every fault: raises `NotFreezable`."""
         from trainshed.model.manifests import tree_faults  # noqa: PLC0415 - not for an unchanged tree
 
-        wrong = tree_faults(path for path, _, _ in self.entries)
+        wrong = tree_faults(file.path for file in self.files)
         named = [FieldFault(each.path, each.code, each.message) for each in wrong]
         refuse(self.root, [*self.faults, *named])
-        if not self.entries:
+        if not self.folders:
             refuse(self.root, [FieldFault("", _CODE, f"{self.root} holds no files")])
 
 
@@ -153,38 +181,45 @@ def look(path: Path) -> Tree:
         raise LocalFileError(f"cannot read {path}: {reason}") from None
     tree = Tree(root)
     if stat.S_ISDIR(info.st_mode):
-        _walk(tree, str(root), "")
-        tree.entries.sort(key=lambda entry: entry[0].encode("utf-8", "surrogateescape"))
+        _walk(tree, str(root))
+        tree.folders.sort(key=lambda folder: folder.prefix)
     else:
-        _judge(tree, root.name, str(root), info)
+        alone = _Folder("", str(root.parent))
+        _judge(tree, alone, root.name, info)
+        tree.folders += [alone] if alone.names else []
     return tree
 
 
-def _walk(tree: Tree, folder: str, prefix: str) -> None:
-    """Look at one folder and those below it, without following links and without recursion."""
-    waiting = [(folder, prefix)]
+def _walk(tree: Tree, root: str) -> None:
+    """Look at a folder and those below it, without following links and without recursion."""
+    waiting = [_Folder("", root)]
     while waiting:
-        folder, prefix = waiting.pop()
+        folder = waiting.pop()
+        prefix, place = folder.prefix, folder.place
         try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
+            with os.scandir(place) as found:
+                for entry in sorted(found, key=_by_name):
                     name = entry.name
                     if name in SKIPPED:
                         tree.skipped.append(prefix + name)
                     elif entry.is_dir(follow_symlinks=False):
-                        waiting.append((entry.path, f"{prefix}{name}/"))
+                        waiting.append(_Folder(f"{prefix}{name}/", entry.path))
                     else:
-                        _judge(tree, prefix + name, entry.path, entry.stat(follow_symlinks=False))
+                        _judge(tree, folder, name, entry.stat(follow_symlinks=False))
         except OSError as error:
             where = prefix.rstrip("/")
             tree.faults.append(FieldFault(_shown(where), _CODE, f"`{_shown(where)}` {_unreadable(error)}"))
+        if folder.names:
+            tree.folders.append(folder)
 
 
-def _judge(tree: Tree, path: str, place: str, info: os.stat_result) -> None:
+def _judge(tree: Tree, folder: _Folder, name: str, info: os.stat_result) -> None:
     mode = info.st_mode
     if stat.S_ISREG(mode):
-        tree.entries.append((path, place, info))
+        folder.names.append(name)
+        folder.numbers += (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, mode)
         return
+    path = folder.prefix + name
     said = next((words for is_kind, words in _KINDS if is_kind(mode)), "is no regular file")
     tree.faults.append(FieldFault(_shown(path), _CODE, f"`{_shown(path)}` {said}"))
 
@@ -229,6 +264,8 @@ def hash_files(
 
     Raises `NotFreezable` with every file that cannot be read or changes while it is.
     """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - not for an unchanged tree
+
     total = sum(file.size for file in files)
     counter = _Counter(total, progress)
     named = _Counter(len(files), files_progress)

@@ -1,4 +1,7 @@
-"""One HTTP call with its retries: the only module that knows which HTTP library is used.
+"""One HTTP call with its retries: the only module that knows how HTTP is spoken.
+
+Calls to a server on this machine go by `trainshed.sdk.loopback`; TLS, proxies and streams are what ``httpx2``
+is for, and it is imported when there are any.
 
 A call is repeated when no harm can come of it: reads, and writes that name what they do (a submission by
 its request id, a stop, an upload by its hash). Any other write is repeated only if it certainly did not
@@ -8,30 +11,31 @@ reach the server. Pauses grow and are random, and a ``Retry-After`` is obeyed.
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import json
-import random
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
-
-import httpx2
 
 from trainshed import __version__
 from trainshed.sdk.discovery import Connection
 from trainshed.sdk.errors import (
     ApiError,
+    ConfigurationError,
     ConnectionFailed,
     InvalidAnswer,
     RateLimited,
     ServerUnavailable,
     api_error,
 )
+from trainshed.sdk.loopback import Loopback, NoAnswer, Reply
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx2
 
 CONNECT_SECONDS = 5.0
 MAX_RETRY_AFTER_SECONDS = 30.0
@@ -44,6 +48,9 @@ _OUTAGE_STATUSES = frozenset({502, 503, 504})
 _SHORTEST_TRY_SECONDS = 0.5
 """A call is tried at least for so long, however little time is left."""
 _HTTP_ERROR = 400
+_PARTIAL_CONTENT = 206
+_RANGE_NOT_SATISFIABLE = 416
+_TOO_MANY_REQUESTS = 429
 _ADMIN_PREFIX = "/v1/admin/"
 T = TypeVar("T")
 
@@ -58,6 +65,8 @@ class RetryPolicy:
 
     def pause(self, attempt: int) -> float:
         """Seconds to wait after failed attempt number ``attempt`` (from 1)."""
+        import random  # noqa: PLC0415 - most calls succeed
+
         ceiling = min(self.longest, self.first * 2 ** (attempt - 1))
         return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - spreads load, protects nothing
 
@@ -95,18 +104,16 @@ class Transport:
         self._lost = False
         self._guard = threading.Lock()
         self._closed = threading.Event()
-        self._http = httpx2.Client(
-            verify=_tls(connection),
-            # A proxy of the environment cannot reach this machine's own loopback addresses.
-            trust_env=not connection.loopback,
-            timeout=httpx2.Timeout(timeout, connect=min(CONNECT_SECONDS, timeout)),
-            limits=httpx2.Limits(max_connections=32, max_keepalive_connections=16, keepalive_expiry=3.0),
-        )
+        self._near = Loopback()
+        self._library: httpx2.Client | None = None
 
     def close(self) -> None:
         """Close the connections. A call in progress in another thread fails; no new one is repeated."""
         self._closed.set()
-        self._http.close()
+        self._near.close()
+        with self._guard:
+            if self._library is not None:
+                self._library.close()
 
     def call(
         self,
@@ -162,17 +169,12 @@ class Transport:
             patience = self.timeout if timeout is None else timeout
             if deadline is not None:
                 patience = min(patience, max(deadline - time.monotonic(), _SHORTEST_TRY_SECONDS))
-            response = self._http.request(
-                method,
-                self._url(path),
-                params=_clean(query),
-                content=content if method != "GET" else None,
-                headers=self._headers(path, {"Content-Type": kind} if content is not None else {}),
-                timeout=self._timeouts(patience),
-            )
-            if response.status_code >= _HTTP_ERROR:
-                raise _refusal(response, response.content)
-            return Answer(_decode(response), response.status_code, tries)
+            headers = self._headers(path, {"Content-Type": kind} if content is not None else {})
+            given = content if method != "GET" else None
+            reply = self._exchange(method, path, headers, given, query=_clean(query), patience=patience)
+            if reply.status >= _HTTP_ERROR:
+                raise _refusal(reply.status, reply.headers, reply.content)
+            return Answer(_decode(reply, self._url(path)), reply.status, tries)
 
         return self._repeat(once, safe=safe, deadline=deadline)
 
@@ -195,10 +197,12 @@ class Transport:
             headers["Range"] = f"bytes={start}-"
             if etag:
                 headers["If-Range"] = f'"{etag}"'
+        import httpx2  # noqa: PLC0415 - streams need it, most commands have none
+
         try:
             with self._http.stream("GET", self._url(path), headers=self._headers(path, headers)) as response:
                 if response.status_code >= _HTTP_ERROR:
-                    raise _refusal(response, response.read())
+                    raise _refusal(response.status_code, response.headers, response.read())
                 yield ByteAnswer(response, start)
         except httpx2.TransportError as error:
             self._look_again()
@@ -209,17 +213,11 @@ class Transport:
         content = json.dumps(body).encode()
 
         def once() -> bytes:
-            response = self._http.request(
-                "POST",
-                self._url(path),
-                content=content,
-                headers=self._headers(
-                    path, {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-                ),
-            )
-            if response.status_code >= _HTTP_ERROR:
-                raise _refusal(response, response.content)
-            return response.content
+            headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+            reply = self._exchange("POST", path, self._headers(path, headers), content)
+            if reply.status >= _HTTP_ERROR:
+                raise _refusal(reply.status, reply.headers, reply.content)
+            return reply.content
 
         return self._repeat(once, safe=True)
 
@@ -240,7 +238,7 @@ class Transport:
             except (ApiError, ConnectionFailed) as error:
                 if isinstance(error, ApiError):
                     # The connection broke after the last byte: there is nothing left to ask for.
-                    if done and error.status == httpx2.codes.RANGE_NOT_SATISFIABLE:
+                    if done and error.status == _RANGE_NOT_SATISFIABLE:
                         return
                     if not _worth_repeating(error, safe=True):
                         raise
@@ -292,13 +290,13 @@ class Transport:
                 again = _worth_repeating(error, safe=safe)
                 if not again:
                     self._tell_back()
-            except httpx2.TransportError as error:
+            except NoAnswer as error:
                 failure = ConnectionFailed(
                     _sentence(self.connection.url, error),
                     hint="Is the server up? `trainshed status` shows which one is used and why.",
                 )
                 failure.__cause__ = error
-                again = safe or isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+                again = safe or not error.reached
                 self._look_again()
             except ConnectionFailed as error:
                 failure, again = error, safe
@@ -337,8 +335,66 @@ class Transport:
     def _url(self, path: str) -> str:
         return f"{self.connection.url}{path}"
 
-    def _timeouts(self, seconds: float) -> httpx2.Timeout:
-        return httpx2.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        content: bytes | None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        patience: float | None = None,
+    ) -> Reply:
+        """One request and its whole answer, whatever its status. Raises `NoAnswer`."""
+        seconds = self.timeout if patience is None else patience
+        connect = min(CONNECT_SECONDS, seconds)
+        if self._plain:
+            return self._near.request(
+                method,
+                self._url(path),
+                query=query,
+                headers=headers,
+                content=content,
+                timeout=seconds,
+                connect_timeout=connect,
+            )
+        import httpx2  # noqa: PLC0415 - 100 ms that calls to this machine do not pay
+
+        try:
+            response = self._http.request(
+                method,
+                self._url(path),
+                params=query,
+                content=content,
+                headers=dict(headers),
+                timeout=httpx2.Timeout(seconds, connect=connect),
+            )
+        except httpx2.TransportError as error:
+            reached = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+            raise NoAnswer(str(error) or type(error).__name__, reached=reached) from error
+        return Reply(response.status_code, response.headers, response.content)
+
+    @property
+    def _plain(self) -> bool:
+        return self.connection.loopback and self.connection.url.startswith("http:")
+
+    @property
+    def _http(self) -> httpx2.Client:
+        """The library's client, made on first use."""
+        import httpx2  # noqa: PLC0415 - as above
+
+        with self._guard:
+            if self._library is None:
+                self._library = httpx2.Client(
+                    verify=_tls(self.connection),
+                    # A proxy of the environment cannot reach this machine's own loopback addresses.
+                    trust_env=not self.connection.loopback,
+                    timeout=httpx2.Timeout(self.timeout, connect=min(CONNECT_SECONDS, self.timeout)),
+                    limits=httpx2.Limits(
+                        max_connections=32, max_keepalive_connections=16, keepalive_expiry=3.0
+                    ),
+                )
+            return self._library
 
     def _headers(self, path: str, extra: Mapping[str, str]) -> dict[str, str]:
         headers = {"User-Agent": f"trainshed/{__version__}", "Accept": "application/json, */*;q=0.1", **extra}
@@ -346,7 +402,7 @@ class Transport:
             headers["Authorization"] = f"Bearer {self.connection.api_key}"
         # Administration names its project in the path, and may name another one than the key's.
         if self.connection.project and not path.startswith(_ADMIN_PREFIX):
-            headers["X-Project-ID"] = self.connection.project
+            headers["X-Project-ID"] = _sendable(self.connection.project)
         return headers
 
 
@@ -354,7 +410,7 @@ class ByteAnswer:
     """A streamed answer: where its bytes begin, and the bytes."""
 
     def __init__(self, response: httpx2.Response, asked: int) -> None:
-        partial = response.status_code == httpx2.codes.PARTIAL_CONTENT
+        partial = response.status_code == _PARTIAL_CONTENT
         self.start = asked if partial else 0
         """The offset of the first byte; zero if the server sent the whole resource after all."""
         self._response = response
@@ -373,9 +429,17 @@ def _clean(query: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {key: value for key, value in query.items() if value is not None} if query else None
 
 
+def _sendable(project: str) -> str:
+    if not (project.isascii() and project.isprintable()):
+        raise ConfigurationError(f"`{project}` is no project: it holds more than printable ASCII")
+    return project
+
+
 def _tls(connection: Connection) -> ssl.SSLContext | bool:
     if connection.url.startswith("https:"):
         return True
+    import ssl  # noqa: PLC0415 - streams only
+
     # Reading the certificate store costs 20 ms; this context trusts no one, and http does not ask it.
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -390,24 +454,24 @@ def _lasting(error: ConnectionFailed | ApiError) -> bool:
 def _worth_repeating(error: ApiError, *, safe: bool) -> bool:
     if error.status not in _REPEATED_STATUSES or error.code in _LASTING_CODES:
         return False
-    return safe or error.status == httpx2.codes.TOO_MANY_REQUESTS
+    return safe or error.status == _TOO_MANY_REQUESTS
 
 
-def _decode(response: httpx2.Response) -> Any:
-    if not response.content:
+def _decode(reply: Reply, url: str) -> Any:
+    if not reply.content:
         return None
     try:
-        return json.loads(response.content)
+        return json.loads(reply.content)
     except ValueError:
-        raise InvalidAnswer(f"the answer of {response.request.url} is not JSON") from None
+        raise InvalidAnswer(f"the answer of {url} is not JSON") from None
 
 
-def _refusal(response: httpx2.Response, content: bytes) -> ApiError:
+def _refusal(status: int, headers: Mapping[str, str], content: bytes) -> ApiError:
     try:
         body = json.loads(content)
     except ValueError:
         body = None
-    return api_error(response.status_code, body, _retry_after(response.headers.get("Retry-After")))
+    return api_error(status, body, _retry_after(headers.get("retry-after")))
 
 
 def _retry_after(text: str | None) -> float | None:
@@ -416,6 +480,9 @@ def _retry_after(text: str | None) -> float | None:
         return None
     if text.strip().isdigit():
         return float(text)
+    import email.utils  # noqa: PLC0415 - hardly any answer has a date
+    from datetime import UTC, datetime  # noqa: PLC0415 - as above
+
     try:
         moment = email.utils.parsedate_to_datetime(text)
     except ValueError:
