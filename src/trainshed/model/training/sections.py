@@ -47,7 +47,7 @@ class Section:
         self.path = path
         self.table = table
         self.faults = notes.faults
-        self.values = {key: value[key] for key in value if self._known(key)}
+        self.values = {str(key): value[key] for key in value if self._known(str(key))}
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
