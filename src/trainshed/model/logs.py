@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,3 +13,5 @@ class LogFiles:
 
     frames: Path
     index: Path
+    samples: Path = Path(os.devnull)
+    """What was measured meanwhile, a JSON object a line; nothing where nothing is measured."""

@@ -8,102 +8,36 @@ from its `Script` and the calls made. Two runs of the same calls see the same an
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from ipaddress import IPv4Address
+from itertools import count
 from pathlib import Path
 
 from trainshed.engines.contract import (
-    EndedBy,
     EngineError,
-    Exit,
+    Host,
     Launch,
+    Meeting,
     Observation,
     Phase,
     Release,
+    Report,
+    Sample,
 )
+from trainshed.engines.fake import course
+from trainshed.engines.fake.scripts import Attempt, ImageScript, Script, World
 from trainshed.jobkit import frames
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node
 
 _LIMITS = ("cpus", "memory", "pids", "shm", "mounts", "storage")
 _LOOK_SECONDS = 0.01
-_STOPPED = "It was stopped before it started."
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What one attempt does. Times are virtual seconds; the defaults start at once and succeed at once."""
-
-    start_after: float = 0.0
-    """From the launch to the start of user code."""
-    run_seconds: float | None = 0.0
-    """From the start to the program's own end; ``None`` runs until it is stopped or times out."""
-    code: int = 0
-    signal: int | None = None
-    output: bytes = b""
-    """Written to stdout when it starts."""
-    shows: tuple[str, ...] = ()
-    """Variables of which it prints, before that, where they lead and what is in the files there."""
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    """What lies in the work directory at the end."""
-    heeds_sigterm: bool = True
-    """Whether a stop ends it at once; otherwise only after the grace."""
-    not_started: str = ""
-    """Why the platform could not start it, if it could not."""
-    ended_by: EndedBy = EndedBy.EXIT
-    lost_after: float | None = None
-    """From the start to the moment its watcher vanishes without a trace."""
-    deaf: bool = False
-    """Its watcher hears of no stop and keeps no timeout: only a kill ends it early."""
-    reported_after: float = 0.0
-    """How long an end goes unnoticed: it is observed as running until then."""
-    refusals: tuple[EngineError, ...] = ()
-    """What the first launches answer instead of accepting, one each."""
-    leaks: int = 0
-    """How many releases fail before one is confirmed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageScript:
-    """What preparing an image does. The default finds it there at once."""
-
-    seconds: float = 0.0
-    """Virtual time that it takes. Whoever prepares waits until `FakeEngine.advance` brings it about."""
-    progress: tuple[str, ...] = ()
-    """What is told, spread evenly over that time."""
-    failures: tuple[EngineError, ...] = ()
-    """What the first tries come to, one each, when that time is over."""
-
-
-@dataclass(slots=True)
-class _Attempt:
-    launch: Launch
-    script: Script
-    launched_at: float
-    stopped_at: float | None = None
-    grace: float | None = None
-    released: bool = False
-    shown: bytes = b""
-
-
-@dataclass(slots=True)
-class World:
-    """What is outside of the server and survives it: the clock, the attempts, the scripts."""
-
-    now: float = 1_000_000.0
-    scripts: dict[str, Script] = field(default_factory=dict)
-    attempts: dict[str, _Attempt] = field(default_factory=dict)
-    stopped: set[str] = field(default_factory=set)
-    refused: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    leaked: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    images: dict[str, ImageScript] = field(default_factory=dict)
-    prepared: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """How often each image was prepared, failures included."""
-    present: set[str] = field(default_factory=set)
-    """Images that attempts can run in."""
+_NET = IPv4Address("127.32.0.0")
+_FIRST_PORT = 29_500
 
 
 class FakeEngine:
@@ -164,7 +98,7 @@ class FakeEngine:
         with self._guard:
             self.world.now += seconds
             for attempt_id in self.world.attempts:
-                phase = self._observe(attempt_id).phase
+                phase = course.observe(self.world, attempt_id).phase
                 if self._seen.get(attempt_id) is not phase:
                     self._seen[attempt_id] = phase
                     self._touched.add(attempt_id)
@@ -176,7 +110,7 @@ class FakeEngine:
         """Have the attempt's watcher vanish now."""
         with self._guard:
             attempt = self.world.attempts[attempt_id]
-            ran_for = max(0.0, self.world.now - self._start(attempt))
+            ran_for = max(0.0, self.world.now - course.opening(self.world, attempt).start)
             self.script(attempt_id, replace(attempt.script, lost_after=ran_for))
             self._touched.add(attempt_id)
         self._bell.set()
@@ -186,11 +120,36 @@ class FakeEngine:
         with self._guard:
             return {name for name, attempt in self.world.attempts.items() if not attempt.released}
 
+    def break_down(self, place: str, sentence: str) -> None:
+        """Have a node, or ``NODE/gpu:INDEX``, be a fault from now on; what runs there goes on."""
+        with self._guard:
+            self.world.faults[place] = sentence
+        self._bell.set()
+
+    def lose_node(self, node: str, sentence: str = "It does not answer.") -> None:
+        """Have a node vanish with everything placed on it."""
+        with self._guard:
+            self.world.gone.add(node)
+            self.world.faults[node] = sentence
+            for attempt_id, attempt in self.world.attempts.items():
+                placed = attempt.launch.gang
+                if placed is not None and placed.node == node and attempt.lost_at is None:
+                    attempt.lost_at = self.world.now
+                    self._touched.add(attempt_id)
+        self._bell.set()
+
+    def repair(self, place: str) -> None:
+        """Have a fault be none any more; a lost node is back, empty."""
+        with self._guard:
+            self.world.faults.pop(place, None)
+            self.world.gone.discard(place)
+        self._bell.set()
+
     # The contract
 
     def nodes(self) -> Sequence[Node]:
         """See `Engine.nodes`."""
-        return self._nodes
+        return tuple(node for node in self._nodes if node.name not in self.world.gone)
 
     def enforcement(self) -> Mapping[str, str]:
         """See `Engine.enforcement`: nothing runs, so nothing is enforced."""
@@ -236,8 +195,10 @@ class FakeEngine:
                 raise script.refusals[refused]
             if launch.image is not None and launch.image not in world.present:
                 raise EngineError("IMAGE_GONE", f"{launch.image} is not here any more", retryable=True)
+            if launch.gang is not None and launch.gang.node in world.gone:
+                raise EngineError("NODE_GONE", f"{launch.gang.node} is not there", retryable=True)
             self._show(launch)
-            world.attempts[launch.attempt_id] = _Attempt(launch, script, world.now)
+            world.attempts[launch.attempt_id] = Attempt(launch, script, world.now)
             self._touched.add(launch.attempt_id)
         self._bell.set()
 
@@ -262,7 +223,7 @@ class FakeEngine:
     def observe(self, attempt_ids: Collection[str]) -> Mapping[str, Observation]:
         """See `Engine.observe`."""
         with self._guard:
-            return {attempt_id: self._observe(attempt_id) for attempt_id in attempt_ids}
+            return {attempt_id: course.observe(self.world, attempt_id) for attempt_id in attempt_ids}
 
     def changed(self, timeout: float) -> set[str]:
         """See `Engine.changed`. The timeout is real time: virtual time moves only by `advance`."""
@@ -282,7 +243,7 @@ class FakeEngine:
             attempt = self.world.attempts.get(attempt_id)
             if attempt is None:
                 self.world.stopped.add(attempt_id)
-            elif self._observe(attempt_id).phase in {Phase.PREPARING, Phase.RUNNING}:
+            elif course.observe(self.world, attempt_id).phase in {Phase.PREPARING, Phase.RUNNING}:
                 grace = attempt.launch.stop_grace_seconds if grace_seconds is None else grace_seconds
                 if attempt.stopped_at is None or attempt.grace is None:
                     attempt.stopped_at, attempt.grace = self.world.now, grace
@@ -291,6 +252,55 @@ class FakeEngine:
             self._touched.add(attempt_id)
         self._bell.set()
 
+    def meet(self, gang_id: str, nodes: Sequence[str], slots: Sequence[int]) -> Meeting:
+        """See `Engine.meet`."""
+        with self._guard:
+            if not nodes or len(nodes) != len(slots):
+                message = f"a gang needs a node and slots for each member, not {len(nodes)} and {len(slots)}"
+                raise EngineError("LAUNCH_INVALID", message, retryable=False)
+            if gang_id not in self.world.meetings:
+                self.world.meetings[gang_id] = self._meeting(gang_id, slots)
+            return self.world.meetings[gang_id]
+
+    def _meeting(self, gang_id: str, slots: Sequence[int]) -> Meeting:
+        held = [each for name, each in self.world.meetings.items() if name not in self.world.left]
+        addresses = {host.address for each in held for host in each.hosts}
+        ports = {each.port for each in held}
+        free = (name for number in count(1) if (name := str(_NET + number)) not in addresses)
+        label = re.sub(r"[^a-z0-9]+", "-", gang_id.lower())
+        hosts = tuple(
+            Host(f"{label}-{rank}", next(free), max(1, amount)) for rank, amount in enumerate(slots)
+        )
+        return Meeting(hosts, next(port for port in count(_FIRST_PORT) if port not in ports))
+
+    def notify(self, attempt_id: str, *, reason: str, deadline: float) -> None:
+        """See `Engine.notify`."""
+        with self._guard:
+            attempt = self.world.attempts.get(attempt_id)
+            running = course.observe(self.world, attempt_id).phase is Phase.RUNNING
+            if attempt is None or attempt.launch.notice is None or not running:
+                self.stop(attempt_id)
+            elif attempt.notified_at is None:
+                attempt.notified_at, attempt.notice_deadline = self.world.now, deadline
+                attempt.notice_reason = reason
+            self._touched.add(attempt_id)
+        self._bell.set()
+
+    def reports(self, attempt_id: str, after: int) -> Sequence[Report]:
+        """See `Engine.reports`."""
+        with self._guard:
+            return [each for each in course.reports(self.world, attempt_id) if each.number > after]
+
+    def samples(self, attempt_id: str, after: float) -> Sequence[Sample]:
+        """See `Engine.samples`."""
+        with self._guard:
+            return [each for each in course.samples(self.world, attempt_id) if each.at > after]
+
+    def faults(self) -> Mapping[str, str]:
+        """See `Engine.faults`."""
+        with self._guard:
+            return dict(self.world.faults)
+
     def work_directory(self, attempt_id: str) -> Path:
         """See `Engine.work_directory`: filled as far as the attempt got by now."""
         work = self._root / attempt_id / "work"
@@ -298,7 +308,7 @@ class FakeEngine:
             attempt = self.world.attempts.get(attempt_id)
             if attempt and not attempt.released:
                 work.mkdir(parents=True, exist_ok=True)
-                observation = self._observe(attempt_id)
+                observation = course.observe(self.world, attempt_id)
                 if observation.exit and observation.exit.code is not None:
                     for name, content in attempt.script.files.items():
                         (work / name).parent.mkdir(parents=True, exist_ok=True)
@@ -311,7 +321,7 @@ class FakeEngine:
         files = LogFiles(folder / "log.frames", folder / "log.index")
         with self._guard:
             attempt = self.world.attempts.get(attempt_id)
-            observation = self._observe(attempt_id)
+            observation = course.observe(self.world, attempt_id)
             if attempt and observation.started_at is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 if not attempt.released:
@@ -331,7 +341,7 @@ class FakeEngine:
         """See `Engine.kill`."""
         with self._guard:
             self.stop(attempt_id, grace_seconds=0)
-            if self._observe(attempt_id).phase is Phase.RUNNING:
+            if course.observe(self.world, attempt_id).phase is Phase.RUNNING:
                 self.lose(attempt_id)
 
     def release(self, attempt_id: str) -> Release:
@@ -345,10 +355,19 @@ class FakeEngine:
                 self.world.leaked[attempt_id] += 1
                 return Release(confirmed=False, checks={"processes": "one cannot be killed"})
             attempt.released = True
+            self._part(attempt)
             self.logs(attempt_id)
             for held in ("work", "content"):
                 shutil.rmtree(self._root / attempt_id / held, ignore_errors=True)
             return Release(confirmed=True, checks={"processes": "gone", "work": "removed"})
+
+    def _part(self, attempt: Attempt) -> None:
+        """Free what a gang met at when its last member is released."""
+        gang = attempt.launch.gang
+        if gang is not None:
+            members = course.members(self.world, gang.id)
+            if len(members) == gang.size and all(each.released for each in members):
+                self.world.left.add(gang.id)
 
     def forget(self, attempt_id: str) -> None:
         """See `Engine.forget`."""
@@ -366,62 +385,15 @@ class FakeEngine:
             strangers = sorted(self.live() - set(known))
             for attempt_id in strangers:
                 self.release(attempt_id)
+            gangs = {each.rpartition(".")[0] for each in known} | set(known)
+            self.world.left |= set(self.world.meetings) - gangs
             return strangers
 
     def close(self) -> None:
         """See `Engine.close`."""
 
-    # What follows from script and clock
 
-    def _start(self, attempt: _Attempt) -> float:
-        return attempt.launched_at + attempt.script.start_after
-
-    def _observe(self, attempt_id: str) -> Observation:
-        attempt = self.world.attempts.get(attempt_id)
-        if attempt is not None:
-            return self._observe_launched(attempt)
-        if attempt_id in self.world.stopped:
-            return _unstarted(EndedBy.STOP, self.world.now, _STOPPED)
-        return Observation(Phase.ABSENT)
-
-    def _observe_launched(self, attempt: _Attempt) -> Observation:
-        now, script, start = self.world.now, attempt.script, self._start(attempt)
-        if attempt.stopped_at is not None and attempt.stopped_at < start:
-            return _unstarted(EndedBy.STOP, attempt.stopped_at, _STOPPED)
-        if now < start:
-            return Observation(Phase.PREPARING)
-        if script.not_started:
-            return _unstarted(EndedBy.NOT_STARTED, start, script.not_started)
-        ending = self._ending(attempt, start)
-        if script.lost_after is not None and now >= start + script.lost_after <= ending.finished_at:
-            return Observation(Phase.LOST, start, detail="Its watcher vanished.")
-        if now < ending.finished_at + script.reported_after:
-            return Observation(Phase.RUNNING, start)
-        return Observation(Phase.EXITED, start, ending, ending.detail)
-
-    def _ending(self, attempt: _Attempt, start: float) -> Exit:
-        """The first of its own end, its timeout and its stop."""
-        script, launch = attempt.script, attempt.launch
-        own_at = float("inf") if script.run_seconds is None else start + script.run_seconds
-        code = script.code if script.signal is None else 128 + script.signal
-        endings = [Exit(code, script.signal, script.ended_by, own_at)]
-        for at, why, grace in (
-            (start + launch.timeout_seconds, EndedBy.TIMEOUT, launch.stop_grace_seconds),
-            (attempt.stopped_at, EndedBy.STOP, attempt.grace or 0.0),
-        ):
-            if at is None or at >= own_at or script.deaf:
-                continue
-            number = 15 if script.heeds_sigterm and grace else 9
-            ended_at = at if script.heeds_sigterm else at + grace
-            endings.append(Exit(128 + number, number, why, ended_at))
-        return min(endings, key=lambda ending: ending.finished_at)
-
-
-def _unstarted(why: EndedBy, at: float, detail: str) -> Observation:
-    return Observation(Phase.EXITED, exit=Exit(None, None, why, at, detail), detail=detail)
-
-
-def _log(attempt: _Attempt, observation: Observation) -> bytes:
+def _log(attempt: Attempt, observation: Observation) -> bytes:
     """The frames of an attempt's log, the same bytes whenever it is asked for."""
     at = int((observation.started_at or 0.0) * 1e9)
     parts = []

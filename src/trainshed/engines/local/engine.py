@@ -12,23 +12,27 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trainshed.engines.contract import (
     EngineError,
     Launch,
+    Meeting,
     Observation,
     Phase,
     Release,
+    Report,
+    Sample,
 )
-from trainshed.engines.local import evidence, gpus, inputs, isolation, machine
-from trainshed.engines.local.containers import MARK, Containers, ImageSettings, why_no_gpus
-from trainshed.engines.local.environment import base_environment, program_environment
+from trainshed.engines.local import evidence, feedback, gpus, isolation, machine
+from trainshed.engines.local.containers import Containers, ImageSettings, why_no_gpus
+from trainshed.engines.local.environment import base_environment
+from trainshed.engines.local.faults import Faults
 from trainshed.engines.local.forks import ForkServer
 from trainshed.engines.local.images import ImageCache
+from trainshed.engines.local.intents import Intents
 from trainshed.engines.local.isolation import Isolation
+from trainshed.engines.local.meetings import Meetings
 from trainshed.engines.local.release import kill, release
-from trainshed.engines.local.runtimes import Bind
 from trainshed.jobkit import cgroups, folder, linux, mounts, procs, shim, tree
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node, simulated_share
@@ -88,6 +92,18 @@ class LocalEngine:
         self._containers = Containers(self._root, self.instance, self._layout, images, isolation)
         self._images = ImageCache(self._containers, images)
         self._private_shm = linux.may_mount()
+        self._meetings = Meetings(self._root / folder.GANGS, self.instance, names=self._can_name())
+        self._faults = Faults(self._root, node_name)
+        self._intents = Intents(
+            root=self._root,
+            instance=self.instance,
+            totals=self._totals,
+            layout=self._layout,
+            private_shm=self._private_shm,
+            isolation=self._isolation,
+            images=self._images,
+            containers=self._containers,
+        )
         self._supervisors = Path(self._layout.v2, _SUPERVISORS) if self._layout.v2 else None
         self._forks = ForkServer(self._root / "forkserver.log", base_environment(), self._supervisors)
         self._guard = threading.Lock()
@@ -189,76 +205,18 @@ class LocalEngine:
         self._forks.submit(self._attempts / attempt_id, group, self._notify_path)
 
     def _record_intent(self, path: Path, launch: Launch) -> None:
-        if not launch.argv:
-            raise EngineError("LAUNCH_INVALID", "there is nothing to execute", retryable=False)
-        limits, totals = launch.limits, self._totals
-        memory_mb = min(limits.memory_mb, totals.memory_mb)
-        apart = self._isolation is not None or launch.image is not None
-        may_mount = self._private_shm or apart
-        mounted = inputs.mounts(launch, self._root, may_mount=may_mount)
-        content = mounts.SANDBOX_CONTENT if apart else os.fspath(path / folder.CONTENT)
-        environment = program_environment(
-            {**launch.env, **inputs.variables(launch.paths, launch.mounts, content)},
-            launch.gpus,
-            attempt_id=launch.attempt_id,
-            instance=self.instance,
-            real_gpus_present=bool(self._real),
-            isolated=self._isolation is not None,
-            image=launch.image is not None,
-        )
-        container = self._container(launch, mounted)
-        path.mkdir(mode=0o700, exist_ok=True)
-        if launch.image is not None:
-            (path / MARK).write_text(launch.image, encoding="utf-8")
-        folder.write_durably(
-            path,
-            folder.LAUNCH,
-            {
-                "attempt_id": launch.attempt_id,
-                "argv": list(launch.argv),
-                "env": environment,
-                "files": [[file.path, os.fspath(file.source), file.executable] for file in launch.files],
-                # Simulated GPUs make the accounting larger than the machine; real limits are not.
-                "limits": {
-                    "cpus": min(limits.cpus, totals.cpus),
-                    "memory_mb": memory_mb,
-                    "storage_mb": limits.storage_mb,
-                    "shm_mb": min(limits.shm_mb, memory_mb),
-                    "pids": limits.pids,
-                    "log_bytes": limits.log_bytes,
-                },
-                "timeout": launch.timeout_seconds,
-                "grace": launch.stop_grace_seconds,
-                "cgroups": self._layout.to_json(),
-                "killing": self._layout.killing(),
-                "private_shm": self._private_shm,
-                "mounts": mounted,
-                "sandbox": self._sandbox(launch, mounted),
-                "container": container,
-            },
-        )
+        self._intents.record(path, launch, real_gpus_present=bool(self._real))
 
-    def _container(self, launch: Launch, mounted: list[list[Any]]) -> dict[str, Any] | None:
-        if launch.image is None:
-            return None
-        known = self._images.find(launch.image)
-        if known is None:
-            message = f"{launch.image} is not on this machine; it has to be pulled again"
-            raise EngineError("IMAGE_GONE", message, retryable=True)
-        if known.fault:
-            raise EngineError("IMAGE_UNSUITABLE", known.fault, retryable=False)
-        binds = [
-            Bind(Path(source), where, read_only=True)
-            for source, place, target in mounted
-            for where in (f"{mounts.SANDBOX_CONTENT}/{place}", target)
-            if where
-        ]
-        return self._containers.box(launch, known.id, binds)
+    def meet(self, gang_id: str, nodes: Sequence[str], slots: Sequence[int]) -> Meeting:
+        """See `Engine.meet`: loopback addresses, as all members are on this machine."""
+        if self._isolation is not None and self._isolation.network and len(nodes) > 1:
+            message = "each program has a network of its own here (engine.isolation), so none reaches another"
+            raise EngineError("NOT_SUPPORTED_BY_ENGINE", message, retryable=False)
+        return self._meetings.meet(gang_id, nodes, slots)
 
-    def _sandbox(self, launch: Launch, mounted: list[list[Any]]) -> dict[str, Any] | None:
-        if self._isolation is None or launch.image is not None:
-            return None
-        return {**self._isolation.sandbox(launch.gpus), "mounts": mounted}
+    def _can_name(self) -> bool:
+        """Whether programs get a view of their own, in which host names can be made to resolve."""
+        return self._private_shm or self._isolation is not None
 
     # Watching
 
@@ -311,6 +269,18 @@ class LocalEngine:
                     self._submit(attempt_id)
         return quiet
 
+    def reports(self, attempt_id: str, after: int) -> Sequence[Report]:
+        """See `Engine.reports`."""
+        return feedback.reports(self._path(attempt_id), after)
+
+    def samples(self, attempt_id: str, after: float) -> Sequence[Sample]:
+        """See `Engine.samples`."""
+        return feedback.samples(self._path(attempt_id), after)
+
+    def faults(self) -> Mapping[str, str]:
+        """See `Engine.faults`, and `trainshed.engines.local.faults`."""
+        return self._faults.found(self._simulated or self._real)
+
     # Ending
 
     def stop(self, attempt_id: str, *, grace_seconds: float | None = None) -> None:
@@ -332,6 +302,19 @@ class LocalEngine:
         finally:
             os.close(lock)
 
+    def notify(self, attempt_id: str, *, reason: str, deadline: float) -> None:
+        """See `Engine.notify`. The first one stands; what has not started is stopped."""
+        path = self._path(attempt_id)
+        settings = folder.read(path, folder.TRAINING)
+        if not settings or not settings.get("notice") or not folder.exists(path, folder.STARTED):
+            self.stop(attempt_id)
+            return
+        if folder.exists(path, folder.EXIT) or folder.exists(path, folder.NOTICE):
+            return
+        request = {"reason": reason, "deadline": deadline, "at": time.time()}
+        folder.write_durably(path, folder.NOTICE, request)
+        folder.poke(path / folder.CONTROL)
+
     def kill(self, attempt_id: str) -> None:
         """See `Engine.kill`."""
         self.stop(attempt_id, grace_seconds=0)
@@ -345,7 +328,10 @@ class LocalEngine:
         remove = None
         if self._containers.uses(attempt_id):
             remove = functools.partial(self._containers.release, attempt_id)
-        return release(self._path(attempt_id), self._layout, self.instance, remove)
+        outcome = release(self._path(attempt_id), self._layout, self.instance, remove)
+        if outcome.confirmed:
+            self._meetings.released(attempt_id)
+        return outcome
 
     def forget(self, attempt_id: str) -> None:
         """See `Engine.forget`. The folder leaves in one rename: half of one could be launched again."""
@@ -361,6 +347,7 @@ class LocalEngine:
             return
         folder.sync_directory(self._attempts)
         tree.remove(grave)
+        self._meetings.forgotten(attempt_id, self._attempts)
 
     def sweep(self, known: Collection[str]) -> Sequence[str]:
         """See `Engine.sweep`: groups, containers, folders with a shim or an open intent, marked processes."""
@@ -378,6 +365,7 @@ class LocalEngine:
         ended = sorted(strangers - belongs)
         for attempt_id in ended:
             self.release(attempt_id)
+        self._meetings.sweep(belongs)
         self._images.evict()
         return ended
 
@@ -403,6 +391,7 @@ class LocalEngine:
             return
         self._images.close()
         self._forks.close()
+        self._faults.close()
         self._containers.close()
         if self._supervisors:
             with contextlib.suppress(OSError):  # not empty while a fork server stays with its shims
@@ -421,7 +410,7 @@ class LocalEngine:
 def log_files(root: Path, attempt_id: str) -> LogFiles:
     """Where an attempt's output lies below an engine's folder, for readers that run no engine."""
     path = root / "attempts" / attempt_id
-    return LogFiles(path / folder.FRAMES, path / folder.INDEX)
+    return LogFiles(path / folder.FRAMES, path / folder.INDEX, path / folder.SAMPLES)
 
 
 def _possible(wanted: Isolation, root: Path) -> Isolation:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from trainshed.engines.contract import EndedBy, Exit, Observation, Phase
+from trainshed.engines.local import feedback
 from trainshed.jobkit import folder
 
 _DETAIL_CHARS = 1000
 _MOST_CODE = 255
 _LATEST = 1e11
+_STAGES = ("starting", "ready", "prechecking")
 
 
 def observe(path: Path) -> Observation:
@@ -33,22 +35,39 @@ def observe(path: Path) -> Observation:
     exit_ = None if held or ended is None else _exit(ended)
     if exit_ is not None:
         began = None if exit_.code is None else started_at
-        return Observation(Phase.EXITED, began, exit_, exit_.detail, enforcement=enforcement)
+        return Observation(
+            Phase.EXITED, began, exit_, exit_.detail, reports=feedback.newest(path), enforcement=enforcement
+        )
     if held:
         phase = Phase.PREPARING if started is None else Phase.RUNNING
-        return Observation(phase, started_at, enforcement=enforcement)
+        running = phase is Phase.RUNNING
+        return Observation(
+            phase,
+            started_at,
+            stage="" if running else _stage(path),
+            noticed=running and folder.exists(path, folder.NOTICE),
+            reports=feedback.newest(path),
+            enforcement=enforcement,
+        )
     if started is not None:
         left = "no exit record" if ended is None else "a damaged exit record"
         detail = f"Whoever watched the program is gone and left {left}."
-        return Observation(Phase.LOST, started_at, detail=detail, enforcement=enforcement)
+        count = feedback.newest(path)
+        return Observation(Phase.LOST, started_at, detail=detail, reports=count, enforcement=enforcement)
     if folder.exists(path, folder.STOP):
         stopped = Exit(
             None, None, EndedBy.STOP, _modified(path / folder.STOP), "It was stopped before it started."
         )
         return Observation(Phase.EXITED, exit=stopped, detail=stopped.detail)
     if folder.exists(path, folder.LAUNCH):
-        return Observation(Phase.PREPARING)
+        return Observation(Phase.PREPARING, stage="starting", reports=feedback.newest(path))
     return Observation(Phase.ABSENT)
+
+
+def _stage(path: Path) -> str:
+    """How far one that prepares got, as its shim says."""
+    said = (folder.read(path, folder.STAGE) or {}).get("stage")
+    return said if said in _STAGES else "starting"
 
 
 def _exit(record: dict[str, Any]) -> Exit | None:

@@ -90,6 +90,20 @@ def inventory() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def at_bus(address: str) -> str | None:
+    """The id of the real GPU at a PCI address such as ``0000:3b:00``; ``None`` if none answers there."""
+    with nvml() as there:
+        for index in range(pynvml.nvmlDeviceGetCount() if there else 0):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                place = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
+                if place.endswith(address.lower()) or place.partition(".")[0].endswith(address.lower()):
+                    return _text(pynvml.nvmlDeviceGetUUID(handle))
+            except pynvml.NVMLError:
+                continue
+    return None
+
+
 def metrics() -> tuple[GpuMetrics, ...]:
     """Utilisation, memory, power, temperature and users of each real GPU now."""
     found = []

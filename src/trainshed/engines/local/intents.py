@@ -1,0 +1,115 @@
+"""The launch intent: all that a shim has to know, in the attempt folder before anything else happens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from trainshed.engines.contract import EngineError, Launch
+from trainshed.engines.local import inputs
+from trainshed.engines.local.containers import MARK, Containers
+from trainshed.engines.local.environment import program_environment
+from trainshed.engines.local.images import ImageCache
+from trainshed.engines.local.isolation import Isolation
+from trainshed.engines.local.runtimes import Bind
+from trainshed.jobkit import cgroups, folder, mounts
+from trainshed.model.resources import Amounts
+
+
+class Intents:
+    """Turns launches into folders that a shim can work from."""
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        instance: str,
+        totals: Amounts,
+        layout: cgroups.Layout,
+        private_shm: bool,
+        isolation: Isolation | None,
+        images: ImageCache,
+        containers: Containers,
+    ) -> None:
+        self._root = root
+        self._instance = instance
+        self._totals = totals
+        self._layout = layout
+        self._private_shm = private_shm
+        self._isolation = isolation
+        self._images = images
+        self._containers = containers
+
+    def record(self, path: Path, launch: Launch, *, real_gpus_present: bool) -> None:
+        """Write the launch into the attempt folder ``path``. Raises `EngineError`, `OSError`."""
+        if not launch.argv:
+            raise EngineError("LAUNCH_INVALID", "there is nothing to execute", retryable=False)
+        limits, totals = launch.limits, self._totals
+        memory_mb = min(limits.memory_mb, totals.memory_mb)
+        apart = self._isolation is not None or launch.image is not None
+        may_mount = self._private_shm or apart
+        mounted = inputs.mounts(launch, self._root, may_mount=may_mount)
+        content = mounts.SANDBOX_CONTENT if apart else os.fspath(path / folder.CONTENT)
+        environment = program_environment(
+            {**launch.env, **inputs.variables(launch.paths, launch.mounts, content)},
+            launch.gpus,
+            attempt_id=launch.attempt_id,
+            instance=self._instance,
+            real_gpus_present=real_gpus_present,
+            isolated=self._isolation is not None,
+            image=launch.image is not None,
+        )
+        container = self._container(launch, mounted)
+        path.mkdir(mode=0o700, exist_ok=True)
+        if launch.image is not None:
+            (path / MARK).write_text(launch.image, encoding="utf-8")
+        folder.write_durably(
+            path,
+            folder.LAUNCH,
+            {
+                "attempt_id": launch.attempt_id,
+                "argv": list(launch.argv),
+                "env": environment,
+                "files": [[file.path, os.fspath(file.source), file.executable] for file in launch.files],
+                # Simulated GPUs make the accounting larger than the machine; real limits are not.
+                "limits": {
+                    "cpus": min(limits.cpus, totals.cpus),
+                    "memory_mb": memory_mb,
+                    "storage_mb": limits.storage_mb,
+                    "shm_mb": min(limits.shm_mb, memory_mb),
+                    "pids": limits.pids,
+                    "log_bytes": limits.log_bytes,
+                },
+                "timeout": launch.timeout_seconds,
+                "grace": launch.stop_grace_seconds,
+                "cgroups": self._layout.to_json(),
+                "killing": self._layout.killing(),
+                "private_shm": self._private_shm,
+                "mounts": mounted,
+                "sandbox": self._sandbox(launch, mounted),
+                "container": container,
+            },
+        )
+
+    def _container(self, launch: Launch, mounted: list[list[Any]]) -> dict[str, Any] | None:
+        if launch.image is None:
+            return None
+        known = self._images.find(launch.image)
+        if known is None:
+            message = f"{launch.image} is not on this machine; it has to be pulled again"
+            raise EngineError("IMAGE_GONE", message, retryable=True)
+        if known.fault:
+            raise EngineError("IMAGE_UNSUITABLE", known.fault, retryable=False)
+        binds = [
+            Bind(Path(source), where, read_only=True)
+            for source, place, target in mounted
+            for where in (f"{mounts.SANDBOX_CONTENT}/{place}", target)
+            if where
+        ]
+        return self._containers.box(launch, known.id, binds)
+
+    def _sandbox(self, launch: Launch, mounted: list[list[Any]]) -> dict[str, Any] | None:
+        if self._isolation is None or launch.image is not None:
+            return None
+        return {**self._isolation.sandbox(launch.gpus), "mounts": mounted}
