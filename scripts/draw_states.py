@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from trainshed.model.states import E_TRIAL_WORDS, MOVES, TERMINAL, State
+from trainshed.model.states import E_TRIAL_WORDS, MOVES, REOPENINGS, TERMINAL, State
 
 PAGE = Path(__file__).parents[1] / "docs" / "concepts.md"
 BEGIN, END = "<!-- states: drawn by scripts/draw_states.py -->\n", "<!-- end of states -->\n"
@@ -20,6 +20,8 @@ def drawing() -> str:
     picture = ["```mermaid", "stateDiagram-v2", f"    [*] --> {State.QUEUED}"]
     for before in State:
         picture += [f"    {before} --> {after}" for after in State if after in MOVES[before]]
+        for after in REOPENINGS.get(before, ()):
+            picture.append(f"    {before} --> {after}: a training task, resubmitted")
         if before in TERMINAL:
             picture.append(f"    {before} --> [*]")
     picture.append("```")

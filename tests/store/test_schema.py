@@ -16,7 +16,7 @@ from support import old_schema
 from support.rows import add_job, add_project
 from trainshed.model.access import Permission
 from trainshed.model.runner_tree import tree_manifest
-from trainshed.model.states import MOVES, TERMINAL, State
+from trainshed.model.states import MOVES, REOPENINGS, TERMINAL, ImpossibleMove, State, check_move
 from trainshed.store import columns, garbage, jobs, records, runners, tables, training_tables
 from trainshed.store.database import Database
 from trainshed.store.schema import SchemaTooNew, migrate
@@ -142,7 +142,28 @@ def test_a_database_of_the_first_release_is_brought_along_with_all_it_holds(empt
 def test_the_table_of_moves_in_the_database_is_that_of_the_model(database):
     with database.read() as connection:
         stored = {tuple(row) for row in connection.execute(tables.trial_moves.select())}
-    assert stored == {(str(before), str(after)) for before, afters in MOVES.items() for after in afters}
+    assert stored == {
+        (str(before), str(after), tasks_only)
+        for moves, tasks_only in ((MOVES, False), (REOPENINGS, True))
+        for before, afters in moves.items()
+        for after in afters
+    }
+
+
+@pytest.mark.parametrize("ended", sorted(REOPENINGS))
+def test_c7_only_a_training_task_that_has_ended_may_be_queued_again(database, ended):
+    add_project(database)
+    _, [trial] = add_job(database)
+    mine = tables.trials.update().where(tables.trials.c.id == trial.id)
+    for step in _path_to(ended):
+        database.write(lambda c, step=step: c.execute(mine.values(state=step)))
+    with pytest.raises(DBAPIError, match="trial_moves"):
+        database.write(lambda c: c.execute(mine.values(state=State.QUEUED)))
+    database.write(lambda c: c.execute(mine.values(kind="pytorch")))
+    database.write(lambda c: c.execute(mine.values(state=State.QUEUED)))
+    check_move(ended, State.QUEUED, task=True)
+    with pytest.raises(ImpossibleMove):
+        check_move(ended, State.QUEUED)
 
 
 @pytest.mark.parametrize("before", State)

@@ -107,7 +107,7 @@ class Reconciler:
         self._store_results()
         with self._database.read() as connection:
             self._placer.read_changes(connection)
-            active = {trial.id: trial for trial in queue.active(connection) if trial.kind == queue.RUNNER}
+            active = {trial.id: trial for trial in queue.active(connection) if trial.kind == moves.RUNNER}
             unreleased = queue.unreleased(connection)
         held = [
             Active(active[a.trial_id], a)

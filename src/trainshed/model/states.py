@@ -61,6 +61,13 @@ MOVES: Mapping[State, frozenset[State]] = {
     S.CANCELLED: frozenset(),
     S.DENIED: frozenset(),
 }
+REOPENINGS: Mapping[State, frozenset[State]] = {
+    state: frozenset({S.QUEUED}) for state in (S.SUCCEEDED, S.FAILED, S.CANCELLED)
+}
+"""Further moves of training tasks alone: a person resubmits one that has ended (contract C, c7).
+
+A Trial of a Runner has none: it never gets a second Attempt (promise P3).
+"""
 
 
 class ImpossibleMove(Exception):
@@ -72,9 +79,9 @@ class ImpossibleMove(Exception):
         self.after = after
 
 
-def check_move(before: State, after: State) -> None:
-    """Raise `ImpossibleMove` unless the table allows ``before -> after``."""
-    if after not in MOVES[before]:
+def check_move(before: State, after: State, *, task: bool = False) -> None:
+    """Raise `ImpossibleMove` unless the table allows ``before -> after``, for a training ``task`` or not."""
+    if after not in MOVES[before] and not (task and after in REOPENINGS.get(before, ())):
         raise ImpossibleMove(before, after)
 
 

@@ -32,7 +32,7 @@ _END_ATTEMPT = (
     .where(attempts.c.id == bindparam("attempt"), attempts.c.ended_at.is_(None))
     .values(
         ended_at=bindparam("end"),
-        ended_by=bindparam("cause"),
+        ended_by=bindparam("how"),
         detail=bindparam("more"),
         usage=bindparam("used"),
     )
@@ -126,7 +126,7 @@ def end_all(connection: Connection, ends: Sequence[End]) -> None:
             {
                 "attempt": end.attempt_id,
                 "end": end.at,
-                "cause": end.ended_by,
+                "how": end.ended_by,
                 "more": end.detail,
                 "used": json.dumps(dict(end.usage or {})),
             }

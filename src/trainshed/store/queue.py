@@ -1,4 +1,7 @@
-"""What the controller reads: who waits, who is active, what is held."""
+"""What the controller reads: who waits, who is active, what is held.
+
+The queue is that of Runners; gangs have their own (`trainshed.store.gangs`).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,13 @@ from sqlalchemy import BindParameter, Connection, bindparam, func, insert, selec
 from trainshed.model.errors import Refusal
 from trainshed.model.states import ACTIVE, AllocationState, State
 from trainshed.store.jobs import allocation_of, trial_of
+from trainshed.store.moves import RUNNER
 from trainshed.store.possession import prove
 from trainshed.store.records import Allocation, Trial
 from trainshed.store.tables import allocations, attempts, blobs, events, projects, trials
 
 _ACTIVE = tuple(str(state) for state in ACTIVE)
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
-
-RUNNER = "runner"
-"""The kind of Trials that this queue holds; gangs have their own (`trainshed.store.tasks`)."""
 
 # Statements are built once: building one costs several times what running it does.
 _NEWEST_EVENT = select(func.max(events.c.id))

@@ -309,6 +309,8 @@ trial_moves = Table(
     metadata,
     Column("before", String, primary_key=True),
     Column("after", String, primary_key=True),
+    # A move of training tasks that Trials of Runners do not have.
+    Column("tasks_only", Boolean, nullable=False, server_default="0"),
 )
 
 attempts = Table(

@@ -6,6 +6,34 @@ import sqlalchemy as sa
 revision = "0003"
 down_revision = "0002"
 
+REOPENINGS = ("succeeded", "failed", "cancelled")
+
+SQLITE_TRIGGER = """
+CREATE TRIGGER trial_move_allowed BEFORE UPDATE OF state ON trials
+WHEN OLD.state <> NEW.state
+ AND NOT EXISTS (
+  SELECT 1 FROM trial_moves
+  WHERE before = OLD.state AND after = NEW.state AND (tasks_only = 0 OR NEW.kind <> 'runner')
+ )
+BEGIN
+  SELECT RAISE(ABORT, 'this move of a Trial is not in trial_moves');
+END
+"""
+
+POSTGRESQL_FUNCTION = """
+CREATE OR REPLACE FUNCTION trial_move_allowed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF OLD.state <> NEW.state
+     AND NOT EXISTS (
+       SELECT 1 FROM trial_moves
+       WHERE before = OLD.state AND after = NEW.state AND (NOT tasks_only OR NEW.kind <> 'runner')
+     ) THEN
+    RAISE EXCEPTION 'this move of a Trial is not in trial_moves: % -> %', OLD.state, NEW.state;
+  END IF;
+  RETURN NEW;
+END $$
+"""
+
 
 def upgrade() -> None:
     op.create_table(
@@ -157,3 +185,18 @@ def upgrade() -> None:
     op.add_column("replicas", sa.Column("detail", sa.Text(), nullable=True))
     op.add_column("replicas", sa.Column("reports", sa.Integer(), server_default="0", nullable=False))
     op.add_column("trials", sa.Column("kind", sa.String(), server_default="runner", nullable=False))
+    op.add_column("trial_moves", sa.Column("tasks_only", sa.Boolean(), server_default="0", nullable=False))
+    moves = sa.table(
+        "trial_moves",
+        sa.column("before", sa.String),
+        sa.column("after", sa.String),
+        sa.column("tasks_only", sa.Boolean),
+    )
+    op.bulk_insert(
+        moves, [{"before": before, "after": "queued", "tasks_only": True} for before in REOPENINGS]
+    )
+    if op.get_bind().dialect.name == "sqlite":
+        op.execute("DROP TRIGGER trial_move_allowed")
+        op.execute(SQLITE_TRIGGER)
+    else:
+        op.execute(POSTGRESQL_FUNCTION)
