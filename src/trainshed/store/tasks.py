@@ -217,6 +217,11 @@ def change(connection: Connection, trial_id: str, values: Mapping[str, Any]) -> 
     return bool(changed.rowcount)
 
 
+def forget_stop(connection: Connection, job_id: str) -> None:
+    """A stop of a Job that has ended does not concern what is queued anew (c7)."""
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(stop_accepted_at=None))
+
+
 def _visible(viewer: Viewer) -> Select[Any]:
     return (
         select(tasks, trials)
