@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainshed.content import syncs
 from trainshed.content.blobs import (
     Blob,
     BlobNotFound,
@@ -164,18 +167,85 @@ def test_of_several_none_is_stored_on_a_disk_that_fills(mount_tmpfs):
     assert_nothing_is_left(store)
 
 
-def test_E105_of_several_none_is_stored_where_the_device_gives_back_another_byte(tmp_path):
-    class FaultyDisk(FolderBlobStore):
-        def _settle(self, fd: int) -> None:
-            super()._settle(fd)
-            if os.fstat(fd).st_size == 1:
-                os.pwrite(fd, b"S", 0)
+def faulty_reads(patched: pytest.MonkeyPatch) -> None:
+    """The device gives back another byte of whatever has one byte."""
+    real = os.preadv
 
-    store = FaultyDisk(tmp_path / "blobs")
-    several = {Blob(NAME, len(DATA)): DATA, Blob(hashlib.sha256(b"x").hexdigest(), 1): b"x"}
-    with pytest.raises(ReadBackMismatch, match="gave back"):
-        store.put_many(several)
+    def faulty(fd: int, buffers: list[memoryview], offset: int) -> int:
+        count = real(fd, buffers, offset)
+        if os.fstat(fd).st_size == 1 and count:
+            buffers[0][0] ^= 1
+        return count
+
+    patched.setattr(os, "preadv", faulty)
+
+
+@pytest.fixture(params=["by one sync of all", "each by itself"])
+def dirty_bytes(request, monkeypatch):
+    """What others have to write decides how several are made durable."""
+    found = 0 if request.param == "by one sync of all" else 1 << 40
+    monkeypatch.setattr("trainshed.content.syncs._dirty_bytes", lambda: found)
+    return found
+
+
+SEVERAL = {
+    Blob(hashlib.sha256(data).hexdigest(), len(data)): data for data in (DATA, b"x", b"", b"y" * 70_000)
+}
+
+
+def test_E105_of_several_none_is_stored_where_the_device_gives_back_another_byte(
+    store, dirty_bytes, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        faulty_reads(patched)
+        with pytest.raises(ReadBackMismatch, match="gave back"):
+            store.put_many(SEVERAL)
     assert_nothing_is_left(store)
+    store.put_many(SEVERAL)
+    assert set(store.names()) == set(SEVERAL)
+
+
+def test_P1_several_have_their_names_only_once_all_are_on_the_device(store, dirty_bytes, monkeypatch):
+    seen: list[tuple[str, bool]] = []
+    real_sync, real_fsync = syncs._sync_all, os.fsync
+
+    def sync_all(fd: int) -> int:
+        seen.append(("all", any(store.names())))
+        return real_sync(fd)
+
+    def fsync(fd: int) -> None:
+        kind = "folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"
+        seen.append((kind, any(store.names())))
+        real_fsync(fd)
+
+    monkeypatch.setattr(syncs, "_sync_all", sync_all)
+    monkeypatch.setattr(os, "fsync", fsync)
+    store.put_many(SEVERAL)
+    if dirty_bytes:
+        assert sorted(seen) == [("file", False)] * 4 + [("folder", True)] * 4
+    else:
+        assert seen == [("all", False), ("all", True)]
+
+
+def test_several_are_stored_readable_for_all_and_whatever_the_mask(store, dirty_bytes):
+    mask = os.umask(0o077)
+    try:
+        store.put_many(SEVERAL)
+    finally:
+        os.umask(mask)
+    assert {stat.S_IMODE(store.path(blob.sha256).stat().st_mode) for blob in SEVERAL} == {0o444}
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_P1_a_sync_that_fails_is_never_answered_as_stored(store, monkeypatch, failing):
+    calls = iter(range(1, 10))
+    monkeypatch.setattr(syncs, "_dirty_bytes", lambda: 0)
+    monkeypatch.setattr(syncs, "_sync_all", lambda _: errno.EIO if next(calls) == failing else 0)
+    with pytest.raises(StoreUnavailable, match="Input/output error"):
+        store.put_many(SEVERAL)
+    assert not list((store.root / "batches").iterdir())
+    if failing == 1:
+        assert_nothing_is_left(store)
 
 
 def test_a_read_only_folder_is_named(mount_tmpfs):
@@ -267,3 +337,37 @@ def test_P1_the_part_file_of_a_killed_writer_goes_and_that_of_a_living_one_stays
             writer.wait(10)
     FolderBlobStore(store.root)
     assert_nothing_is_left(store)
+
+
+BATCH_WRITER = """
+import sys, time
+from pathlib import Path
+from trainshed.content import syncs
+from trainshed.content.blobs import Blob, FolderBlobStore
+
+def wait(fd):
+    print("syncing", flush=True)
+    time.sleep(60)
+
+syncs._dirty_bytes = lambda: 0
+syncs._sync_all = wait
+store = FolderBlobStore(Path(sys.argv[1]))
+store.put_many({Blob(%r, 1): b"x", Blob(%r, 1): b"y"})
+"""
+
+
+def test_P1_the_batch_of_a_killed_writer_goes_and_that_of_a_living_one_stays(store):
+    names = [hashlib.sha256(data).hexdigest() for data in (b"x", b"y")]
+    command = [sys.executable, "-c", BATCH_WRITER % tuple(names), store.root]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout.readline() == b"syncing\n"
+            FolderBlobStore(store.root)
+            assert sorted(path.name for path in files_below(store.root / "batches")) == sorted(names)
+            assert store.missing(names) == names
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            writer.wait(10)
+    FolderBlobStore(store.root)
+    assert_nothing_is_left(store)
+    assert not list((store.root / "batches").iterdir())

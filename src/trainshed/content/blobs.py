@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import io
 import os
 import re
 import secrets
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from trainshed.content.batches import Batches, NotGivenBack
+from trainshed.content.syncs import locked, sync_folder
+
 BUFFER_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{64}")
-_WAITERS = 8
 _PROBE_BYTES = 256 << 10
 """Less than this is as good as nothing."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -202,9 +201,6 @@ class FolderBlobStore:
         self.root = root
         self._blobs = root / "sha256"
         self._parts = root / "incoming"
-        self._waiters = ThreadPoolExecutor(_WAITERS, "blobs")
-        # Each keeps a file open for every blob that it stores.
-        self._batches = threading.BoundedSemaphore(2)
         with store_errors(root):
             # All shards now, made durable once: a blob would be lost with a shard that was not.
             shards = [self._blobs / f"{number:02x}" for number in range(256)]
@@ -213,6 +209,7 @@ class FolderBlobStore:
             for folder in (self._blobs, root, root.parent):
                 sync_folder(folder)
             self._remove_abandoned_parts()
+            self._batches = Batches(root / "batches", self._blobs)
 
     def put(
         self,
@@ -233,26 +230,17 @@ class FolderBlobStore:
         return blob
 
     def put_many(self, contents: Mapping[Blob, bytes]) -> None:
-        """See `BlobStore.put_many`. Who waits for the device waits together: it serves several at once."""
-        with self._batches, contextlib.ExitStack() as stack:
-            parts = []
-            for blob, content in contents.items():
-                fd, part = stack.enter_context(self._part_file())
-                written = self._write(fd, io.BytesIO(content), None, None)
-                check_promise(written, blob.sha256, blob.size)
-                parts.append((fd, part, blob))
-
-            def prove(each: tuple[int, Path, Blob]) -> None:
-                fd, part, blob = each
-                with store_errors(part):
-                    self._settle(fd)
-                    check_read_back(blob, _hash_file(fd))
-
-            list(self._waiters.map(prove, parts))
-            for fd, part, blob in parts:
-                with store_errors(part):
-                    self._name(fd, part, blob)
-            list(self._waiters.map(self._sync, {self._place(blob.sha256).parent for blob in contents}))
+        """See `BlobStore.put_many`. They are brought to the device and named together."""
+        for blob, content in contents.items():
+            check_promise(Blob(hashlib.sha256(content).hexdigest(), len(content)), blob.sha256, blob.size)
+        with store_errors(self.root):
+            try:
+                self._batches.put({blob.sha256: content for blob, content in contents.items()})
+            except NotGivenBack as error:
+                found = Blob(hashlib.sha256(error.found).hexdigest(), len(error.found))
+                [written] = (blob for blob in contents if blob.sha256 == error.name)
+                check_read_back(written, found)
+                raise
 
     def adopt(self, file: Path, blob: Blob, cancelled: Callable[[], bool] = lambda: False) -> None:  # noqa: ARG002 - a rename takes no time
         """See `BlobStore.adopt`. The file must lie on the store's own file system."""
@@ -335,10 +323,6 @@ class FolderBlobStore:
         """From here on the blob is there for all."""
         os.fchmod(fd, 0o444)
         file.rename(self._place(blob.sha256))
-
-    def _sync(self, folder: Path) -> None:
-        with store_errors(folder):
-            sync_folder(folder)
 
     def _place(self, sha256: str) -> Path:
         return self._blobs / sha256[:2] / sha256
@@ -444,24 +428,6 @@ def _hash_file(fd: int) -> Blob:
         digest.update(buffer[:count])
         size += count
     return Blob(digest.hexdigest(), size)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def locked(fd: int) -> bool:
-    """Whether the file could be locked now; the lock ends with the last copy of ``fd``."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

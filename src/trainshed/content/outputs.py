@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import re
 import stat
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from trainshed.content.blobs import BUFFER_BYTES, Blob, BlobError, BlobStore, StoreFull
+from trainshed.content.blobs import Blob, BlobError, BlobStore, StoreFull
+from trainshed.content.steady import FileChanged, SteadyFile
 from trainshed.content.walk import Entry, Kind, UnreadableRoot, open_below, walk
 from trainshed.model.globs import OutputPatterns
 from trainshed.model.runner_tree import CONTROL_CHARACTER
@@ -33,6 +35,15 @@ MAX_PROBLEMS = 200
 _TRIES = 3
 _STORING_THREADS = 4
 _IN_FLIGHT = 16
+"""Large files that are open at a time."""
+_SMALL_BYTES = 64 << 10
+"""Up to here storing a file by itself costs more than its bytes."""
+_BUNDLE_FILES = 200
+_BUNDLE_BYTES = 4 << 20
+_HELD_BYTES = 16 << 20
+"""Of small files that were read and are not stored yet."""
+_A_FILE_BYTES = 4 << 10
+"""What even an empty one counts as."""
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
@@ -151,20 +162,28 @@ class _StopCollecting(Exception):
         self.problem = (code, message, name)
 
 
-class _FileChanged(Exception):
-    pass
+@dataclass(slots=True)
+class _Bundle:
+    """Small files that are stored together, or one large file."""
+
+    contents: list[bytes] = field(default_factory=list)
+    cost: int = 0
+    stored: Future[list[Blob | BlobError]] | None = None
+    """Set once a storing thread has it; each file's outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A file that a storing thread has."""
+    """A file that is not stored yet."""
 
     path: str
     size: int
-    stored: Future[Blob]
     tries: int
-    file: ExitStack
-    """Closes it."""
+    bundle: _Bundle
+    place: int
+    """Which of the bundle's files it is."""
+    file: ExitStack | None = None
+    """Closes a large one."""
 
 
 @dataclass(slots=True)
@@ -187,6 +206,9 @@ class _Collector:
     # Storing waits for the disk most of the time; several files waiting together are synced together.
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_STORING_THREADS, "collect"))
     pending: deque[_Pending] = field(default_factory=deque)
+    bundle: _Bundle = field(default_factory=_Bundle)
+    large: int = 0
+    held: int = 0
     abandoned: bool = False
 
     def run(self, work: Path) -> Collection:
@@ -201,7 +223,8 @@ class _Collector:
             self.abandoned = True
             self.pool.shutdown(cancel_futures=True)
             for each in self.pending:
-                each.file.close()
+                if each.file is not None:
+                    each.file.close()
         return Collection(tuple(self.files), tuple(self.problems), self.not_shown)
 
     def _collect(self) -> None:
@@ -276,7 +299,7 @@ class _Collector:
             self._start(path, entry.open, _TRIES)
 
     def _start(self, path: str, open_file: Callable[[], int], tries: int) -> None:
-        """Open a declared file, decide about it and hand it to a storing thread."""
+        """Open a declared file, decide about it and have it stored, a small one together with others."""
         try:
             fd = open_file()
         except OSError as error:
@@ -286,25 +309,64 @@ class _Collector:
             file.callback(os.close, fd)
             try:
                 if source := self._judge(path, fd):
-                    stored = self.pool.submit(self.blobs.put, source, size=source.size)
-                    self.pending.append(_Pending(path, source.size, stored, tries, file.pop_all()))
+                    if source.size <= _SMALL_BYTES:
+                        self._add_small(path, source, tries)
+                    else:
+                        bundle = _Bundle(stored=self.pool.submit(self._store_large, source))
+                        self.pending.append(_Pending(path, source.size, tries, bundle, 0, file.pop_all()))
+                        self.large += 1
                     self.bytes_left -= source.size
-            except _FileChanged:
+            except FileChanged:
                 self._again(path, tries)
             except OSError as error:
                 self._problem(path, *_open_problem(error))
-        while len(self.pending) > _IN_FLIGHT:
+        while self.large > _IN_FLIGHT or self.held > _HELD_BYTES:
             self._finish_first()
 
+    def _add_small(self, path: str, source: SteadyFile, tries: int) -> None:
+        content = source.content()
+        cost = len(content) + _A_FILE_BYTES
+        if len(self.bundle.contents) == _BUNDLE_FILES or self.bundle.cost + cost > _BUNDLE_BYTES:
+            self._hand_out(self.bundle)
+        self.pending.append(_Pending(path, source.size, tries, self.bundle, len(self.bundle.contents)))
+        self.bundle.contents.append(content)
+        self.bundle.cost += cost
+        self.held += cost
+
+    def _hand_out(self, bundle: _Bundle) -> Future[list[Blob | BlobError]]:
+        """Give it to a storing thread, unless one has it."""
+        if bundle.stored is None:
+            bundle.stored = self.pool.submit(self._store_small, bundle.contents)
+            self.bundle = _Bundle()
+        return bundle.stored
+
+    def _store_large(self, source: SteadyFile) -> list[Blob | BlobError]:
+        return [self.blobs.put(source, size=source.size)]
+
+    def _store_small(self, contents: Sequence[bytes]) -> list[Blob | BlobError]:
+        blobs = [Blob(hashlib.sha256(content).hexdigest(), len(content)) for content in contents]
+        try:
+            self.blobs.put_many(dict(zip(blobs, contents, strict=True)))
+        except BlobError:
+            # Perhaps some of them can be: then only the others have a problem.
+            return [self._store_one(blob, content) for blob, content in zip(blobs, contents, strict=True)]
+        return list(blobs)
+
+    def _store_one(self, blob: Blob, content: bytes) -> Blob | BlobError:
+        try:
+            return self.blobs.put(io.BytesIO(content), sha256=blob.sha256, size=blob.size)
+        except BlobError as error:
+            return error
+
     def _finish_first(self) -> None:
-        """Wait for the file that was handed out first, so that files are reported in order."""
+        """Wait for the file that was found first, so that files are reported in order."""
         if self.cancelled():
             raise CollectionCancelled
         pending = self.pending.popleft()
         path = pending.path
         try:
-            blob = pending.stored.result()
-        except _FileChanged:
+            blob = self._outcome(pending)
+        except FileChanged:
             self.bytes_left += pending.size
             self._again(path, pending.tries)
         except OSError as error:
@@ -321,8 +383,20 @@ class _Collector:
             file = CollectedFile(path, blob.size, blob.sha256)
             self.files.append(file)
             self.on_file(file)
+
+    def _outcome(self, pending: _Pending) -> Blob:
+        """Wait for a file. Raises what storing it raised."""
+        try:
+            outcome = self._hand_out(pending.bundle).result()[pending.place]
         finally:
-            pending.file.close()
+            if pending.file is None:
+                self.held -= pending.size + _A_FILE_BYTES
+            else:
+                self.large -= 1
+                pending.file.close()
+        if isinstance(outcome, BlobError):
+            raise outcome
+        return outcome
 
     def _again(self, path: str, tries: int) -> None:
         if tries > 1:
@@ -331,7 +405,7 @@ class _Collector:
             message = f"it changed during each of {_TRIES} tries to read it"
             self._problem(path, ProblemCode.CHANGED, message)
 
-    def _judge(self, path: str, fd: int) -> _SteadyFile | None:
+    def _judge(self, path: str, fd: int) -> SteadyFile | None:
         """The file to store, or ``None`` if it is none of the outputs or has a problem."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -341,7 +415,7 @@ class _Collector:
             message = f"{outside} of its {status.st_nlink} hard links lie outside the Trial's directory"
             self._problem(path, ProblemCode.HARD_LINK, message)
             return None
-        source = _SteadyFile(fd, status, self._check_time)
+        source = SteadyFile(fd, status, self._check_time)
         if self._is_unchanged(path, source):
             if path in self.literals_left:
                 self.literals_left[path] = "it is the Runner's own file, unchanged"
@@ -367,7 +441,7 @@ class _Collector:
     def _files_reserved(self) -> int:
         return len(self.files) + len(self.pending)
 
-    def _is_unchanged(self, path: str, source: _SteadyFile) -> bool:
+    def _is_unchanged(self, path: str, source: SteadyFile) -> bool:
         size, sha256 = self.baseline.get(path, (-1, ""))
         return source.size == size and source.sha256() == sha256
 
@@ -382,48 +456,6 @@ class _Collector:
                             inode = entry.status()
                             self.links[inode.st_dev, inode.st_ino] += 1
         return self.links[status.st_dev, status.st_ino]
-
-
-class _SteadyFile:
-    """Reads an open file and raises `_FileChanged` unless it stayed what it was when it was opened.
-
-    The check comes with the last read, so a store that hits it has not yet made anything visible.
-    """
-
-    def __init__(self, fd: int, status: os.stat_result, check: Callable[[], None]) -> None:
-        self.size = status.st_size
-        self._fd = fd
-        self._stamp = _stamp(status)
-        self._check = check
-        self._place = 0
-
-    def read(self, size: int, /) -> bytes:
-        buffer = bytearray(size)
-        return bytes(buffer[: self.readinto(memoryview(buffer))])
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        self._check()
-        count = os.preadv(self._fd, [buffer], self._place)
-        self._place += count
-        if self._place > self.size or (not count and not self._is_steady()):
-            raise _FileChanged
-        return count
-
-    def sha256(self) -> str:
-        """The digest of the whole file; afterwards the file is read from its start again."""
-        digest, buffer = hashlib.sha256(), memoryview(bytearray(BUFFER_BYTES))
-        while count := self.readinto(buffer):
-            digest.update(buffer[:count])
-        self._place = 0
-        return digest.hexdigest()
-
-    def _is_steady(self) -> bool:
-        return self._place == self.size and _stamp(os.fstat(self._fd)) == self._stamp
-
-
-def _stamp(status: os.stat_result) -> tuple[int, int, int]:
-    # The change time cannot be set back by a program, the modification time can.
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _open_problem(error: OSError) -> tuple[ProblemCode, str]:

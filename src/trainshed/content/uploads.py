@@ -38,11 +38,10 @@ from trainshed.content.blobs import (
     StoreFull,
     StoreUnavailable,
     checked_name,
-    locked,
     pieces,
     store_errors,
-    sync_folder,
 )
+from trainshed.content.syncs import locked, sync_folder
 
 KEPT_SECONDS = 86_400.0
 """How long an upload is kept that nobody goes on with."""
