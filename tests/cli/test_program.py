@@ -15,8 +15,9 @@ from pathlib import Path
 import click
 import pytest
 
+from trainshed.cli import main as front
 from trainshed.cli.completion import SHELLS
-from trainshed.cli.main import COMMANDS, root
+from trainshed.cli.program import COMMANDS, root
 from trainshed.cli.reference import commands, with_reference
 from trainshed.model import submission
 from trainshed.model.resources import simulated_share
@@ -48,6 +49,29 @@ def loaded_by(*arguments):
 )
 def test_help_imports_nothing_heavy(arguments):
     assert not loaded_by(*arguments) & HEAVY
+
+
+@pytest.mark.parametrize("asked", ["--help", "-h"])
+def test_the_help_of_the_program_is_written_without_loading_it(asked):
+    assert not {name for name in loaded_by(asked) if name.startswith(("click", "trainshed.cli.program"))}
+
+
+@pytest.mark.parametrize("program", ["el", "trainshed"])
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_help_that_is_kept_as_text_is_the_one_of_the_program(program, columns):
+    shown = {}
+    for module, name in (("main", "main"), ("program", "run")):
+        code = f"import sys; sys.argv[0] = {program!r}; from trainshed.cli.{module} import {name} as run"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code}; sys.exit(run(['--help']))"],
+            env={**os.environ, "COLUMNS": str(columns)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        shown[module] = done.stdout
+    assert shown["main"] == shown["program"]
+    assert (front.HELP.replace("{program}", program) == shown["main"]) == (columns == front.COLUMNS)
 
 
 def test_importing_the_package_imports_nothing_and_offers_the_client():

@@ -293,7 +293,7 @@ def test_any_bytes_give_a_recipe_or_a_refusal(content):
 
 def test_the_libraries_that_judge_are_not_imported_before_they_are_needed():
     program = (
-        "import sys, trainshed.control.accept, trainshed.cli.main\n"
+        "import sys, trainshed.control.accept, trainshed.cli.program\n"
         "print(sorted({'jsonschema', 'referencing'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

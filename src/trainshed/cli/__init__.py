@@ -1,1 +1,1 @@
-"""The command line: ``trainshed`` and ``el``. See `trainshed.cli.main`."""
+"""The command line: ``trainshed`` and ``el``. See `trainshed.cli.program`."""

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from trainshed.sdk.errors import (
-    ApiError,
-    ConfigurationError,
-    Conflict,
-    ConnectionFailed,
-    NotAuthenticated,
-    NotFound,
-    NotFreezable,
-    PermissionRefused,
-    RateLimited,
-    ServerUnavailable,
-    TrainshedError,
-    WaitTimeout,
-)
+if TYPE_CHECKING:
+    from trainshed.sdk.errors import TrainshedError
 
 
 class Exit(IntEnum):
@@ -54,21 +43,22 @@ MEANINGS: dict[Exit, str] = {
     Exit.INTERRUPTED: "Interrupted with Ctrl-C; the Job goes on.",
 }
 
-_BY_ERROR: tuple[tuple[type[TrainshedError], Exit], ...] = (
-    (NotAuthenticated, Exit.ACCESS),
-    (PermissionRefused, Exit.ACCESS),
-    (NotFound, Exit.NOT_FOUND),
-    (Conflict, Exit.CONFLICT),
-    (RateLimited, Exit.UNAVAILABLE),
-    (ServerUnavailable, Exit.UNAVAILABLE),
-    (ApiError, Exit.REFUSED),
-    (ConnectionFailed, Exit.UNAVAILABLE),
-    (WaitTimeout, Exit.TIMEOUT),
-    (ConfigurationError, Exit.USAGE),
-    (NotFreezable, Exit.REFUSED),
-)
-
 
 def exit_for(error: TrainshedError) -> Exit:
     """The exit status for an error that ended a command."""
-    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.FAILED)
+    from trainshed.sdk import errors  # noqa: PLC0415 - not for `--help`
+
+    by_error: tuple[tuple[type[TrainshedError], Exit], ...] = (
+        (errors.NotAuthenticated, Exit.ACCESS),
+        (errors.PermissionRefused, Exit.ACCESS),
+        (errors.NotFound, Exit.NOT_FOUND),
+        (errors.Conflict, Exit.CONFLICT),
+        (errors.RateLimited, Exit.UNAVAILABLE),
+        (errors.ServerUnavailable, Exit.UNAVAILABLE),
+        (errors.ApiError, Exit.REFUSED),
+        (errors.ConnectionFailed, Exit.UNAVAILABLE),
+        (errors.WaitTimeout, Exit.TIMEOUT),
+        (errors.ConfigurationError, Exit.USAGE),
+        (errors.NotFreezable, Exit.REFUSED),
+    )
+    return next((code for kind, code in by_error if isinstance(error, kind)), Exit.FAILED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -64,6 +63,8 @@ def refuse_unknown(ctx: click.Context, args: list[str], known: list[str]) -> Non
     """Refuse a command that does not exist, with the nearest ones that do."""
     if not args or args[0] in known or args[0].startswith("-") or ctx.resilient_parsing:
         return
+    import difflib  # noqa: PLC0415 - only for who mistyped
+
     near = difflib.get_close_matches(args[0], known, n=2, cutoff=0.5)
     said = (
         f"did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else f"known: {', '.join(known)}"

@@ -1,131 +1,94 @@
-"""``trainshed`` and ``el``: one program, two names.
+"""``trainshed`` and ``el``: one program, two names. The program itself is `trainshed.cli.program`.
 
-Only click is imported here; a command's module loads when it runs, so ``--help`` answers in well under
-0.1 s.
+Nothing is imported here that Python has not loaded anyway. Loading click alone can take 0.1 s on a slow or
+busy machine, and the help of the program is what is asked for first: it is kept as text, and a test compares
+the two.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-import click
+TYPE_CHECKING = False
+"""As in `trainshed`: type checkers take it as true."""
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
-from trainshed import __version__
-from trainshed.cli.exits import Exit, exit_for
-from trainshed.cli.lazy import LazyGroup
-from trainshed.cli.output import plain
-from trainshed.cli.session import Session
-from trainshed.sdk.errors import TrainshedError
+COLUMNS = 80
+"""How wide the text is. A narrower terminal gets the same, laid out for it by click."""
+HELP = """\
+Usage: {program} [OPTIONS] COMMAND [ARGS]...
 
-_HERE = "trainshed.cli"
-COMMANDS = {
-    "job": (f"{_HERE}.job:job", "Submit, watch and stop Jobs."),
-    "trial": (f"{_HERE}.trial:trial", "Look at Trials and fetch what they produced."),
-    "checkpoint": (f"{_HERE}.checkpoint:checkpoint", "Look at, fetch, keep and delete Checkpoints."),
-    "runner": (f"{_HERE}.runner:runner", "Publish and look at Runners."),
-    "dataset": (f"{_HERE}.content_kinds:dataset", "Publish, share and fetch Datasets."),
-    "model": (f"{_HERE}.content_kinds:model", "Publish, share and fetch Models."),
-    "recipe": (f"{_HERE}.content_kinds:recipe", "Publish, share and fetch Recipes."),
-    "plugin": (
-        f"{_HERE}.content_kinds:plugin",
-        "Publish and fetch Plugins, and decide which are allowed.",
-    ),
-    "content": (f"{_HERE}.content:content", "Look after what is stored: usage, garbage, damage."),
-    "login": (f"{_HERE}.login:login", "Check a key and save it for later commands."),
-    "logout": (f"{_HERE}.login:logout", "Forget the saved login."),
-    "whoami": (f"{_HERE}.login:whoami", "Show which server and which key are in use."),
-    "demo": (f"{_HERE}.demo:demo", "Run the whole path once, on a private server."),
-    "doctor": (f"{_HERE}.doctor:doctor", "Say what this machine offers and what is missing for what."),
-    "serve": (f"{_HERE}.serve:serve", "Run a server."),
-    "status": (f"{_HERE}.serve:status", "Show which server is used, why, and whether it answers."),
-    "stop": (f"{_HERE}.serve:stop", "Stop your embedded server; its Jobs go on."),
-    "project": (f"{_HERE}.project:project", "Administer projects."),
-    "member": (f"{_HERE}.project:member", "Administer the members of a project."),
-    "key": (f"{_HERE}.project:key", "Administer the API keys of a project."),
-    "completion": (f"{_HERE}.completion:completion", "Print the completion script for a shell."),
-}
+  Freeze a training program, run it on GPUs, get back logs, outputs and proof
+  of release.
 
+Options:
+  -V, --version  Show the version and exit.
+  --url URL      Use this server instead of the one the environment names.
+  --project ID   Project to administer; other commands act in the key's own.
+  -h, --help     Show this message and exit.
 
-@click.group(
-    cls=LazyGroup,
-    lazy=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Without TRAINSHED_URL or a saved login, a server of your own is started on first use.",
-)
-@click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
-@click.option("--url", metavar="URL", help="Use this server instead of the one the environment names.")
-@click.option("--project", metavar="ID", help="Project to administer; other commands act in the key's own.")
-@click.pass_obj
-def root(session: Session, url: str | None, project: str | None) -> None:
-    """Freeze a training program, run it on GPUs, get back logs, outputs and proof of release."""
-    session.url = url
-    session.project = project
+Commands:
+  job         Submit, watch and stop Jobs.
+  trial       Look at Trials and fetch what they produced.
+  checkpoint  Look at, fetch, keep and delete Checkpoints.
+  runner      Publish and look at Runners.
+  dataset     Publish, share and fetch Datasets.
+  model       Publish, share and fetch Models.
+  recipe      Publish, share and fetch Recipes.
+  plugin      Publish and fetch Plugins, and decide which are allowed.
+  content     Look after what is stored: usage, garbage, damage.
+  login       Check a key and save it for later commands.
+  logout      Forget the saved login.
+  whoami      Show which server and which key are in use.
+  demo        Run the whole path once, on a private server.
+  doctor      Say what this machine offers and what is missing for what.
+  serve       Run a server.
+  status      Show which server is used, why, and whether it answers.
+  stop        Stop your embedded server; its Jobs go on.
+  project     Administer projects.
+  member      Administer the members of a project.
+  key         Administer the API keys of a project.
+  completion  Print the completion script for a shell.
+
+  Without TRAINSHED_URL or a saved login, a server of your own is started on
+  first use.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status (`trainshed.cli.exits`)."""
-    session = Session(program=_program_name())
-    _fill_in_closed_streams()
-    try:
-        status = root.main(
-            args=list(arguments) if arguments is not None else None,
-            prog_name=session.program,
-            standalone_mode=False,
-            obj=session,
-        )
-        sys.stdout.flush()
-    except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(file=shown)
-        click.echo(plain(shown.getvalue()), err=True, nl=False)
-        return Exit.USAGE
-    except click.Abort:
-        click.echo("interrupted", err=True)
-        session.tell_what_goes_on()
-        return Exit.INTERRUPTED
-    except TrainshedError as error:
-        session.report(error)
-        return exit_for(error)
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is wrong, and nothing more can be said.
-        _give_up_stdout()
-        return Exit.OK
-    except OSError as error:
-        # Files that a command names are handled where they are used; what remains is the output.
-        _give_up_stdout()
-        said = error.strerror or type(error).__name__
-        where = f"{error.filename}: {said}" if error.filename else f"cannot write the output: {said}"
-        session.report(TrainshedError(where))
-        return Exit.FAILED
-    return status if isinstance(status, int) else Exit.OK
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given in (["--help"], ["-h"]) and sys.stdout is not None and _columns(os.environ) >= COLUMNS:
+        # What cannot be written is told of as for every other command, below.
+        try:
+            sys.stdout.write(HELP.replace("{program}", program_name()))
+            sys.stdout.flush()
+        except OSError:
+            pass
+        else:
+            return 0
+    from trainshed.cli.program import run  # noqa: PLC0415 - see above
+
+    return run(arguments)
 
 
-def _give_up_stdout() -> None:
-    """Let nothing fail a second time when the interpreter empties its buffers at its end."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
-
-
-def _fill_in_closed_streams() -> None:
-    """Give standard streams that were closed (``>&-``) their numbers back.
-
-    Else the next file opened gets the number, and lines for people or programs end up in it. What is written
-    to a closed stdout fails, as it does for every program.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
-
-
-def _program_name() -> str:
-    name = Path(sys.argv[0]).name
+def program_name() -> str:
+    """The name that the program was called by."""
+    name = os.path.basename(sys.argv[0])  # noqa: PTH119 - see above
     return name if name in {"el", "trainshed"} else "trainshed"
+
+
+def _columns(environ: Mapping[str, str]) -> int:
+    """The width of the terminal, found as click finds it."""
+    try:
+        named = int(environ.get("COLUMNS", "0"))
+    except ValueError:
+        named = 0
+    if named > 0:
+        return named
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or COLUMNS
+    except (OSError, ValueError):
+        return COLUMNS

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Protocol
 
 Pick = str | Callable[[Mapping[str, Any]], Any]
@@ -169,6 +167,8 @@ def sentence(text: str) -> str:
 
 def local_time(text: str) -> str:
     """An ISO time as people here read it, to the second; anything else as it is."""
+    from datetime import datetime  # noqa: PLC0415 - as above
+
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -188,7 +188,9 @@ def _draw_fields(document: Mapping[str, Any], fields: Sequence[tuple[str, Pick]]
 
 
 def _draw_table(rows: Sequence[Mapping[str, Any]], table: Table) -> None:
-    from trainshed.cli.tables import Shape, lay_out  # noqa: PLC0415 - most commands draw none
+    import shutil  # noqa: PLC0415 - most commands draw none
+
+    from trainshed.cli.tables import Shape, lay_out  # noqa: PLC0415 - as above
 
     if not rows:
         sys.stdout.write(table.empty + "\n")

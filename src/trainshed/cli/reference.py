@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from trainshed.cli.exits import MEANINGS
-from trainshed.cli.main import root
+from trainshed.cli.program import root
 
 BEGIN, END = "<!-- begin generated reference -->", "<!-- end generated reference -->"
 

@@ -1,45 +1,55 @@
-"""What one run of the program shares: the output form, the client, messages to the person."""
+"""What one run of the program shares: the output form, the client, messages to the person.
+
+Every ``--help`` needs it and is to be quick: what shows results and tells of errors is imported when there
+are any.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trainshed.cli.output import HumanOutput, JsonOutput, Output, View, plain
-from trainshed.sdk.errors import ApiError, NotFreezable, TrainshedError
-
 if TYPE_CHECKING:
+    from trainshed.cli.output import Output, View
     from trainshed.sdk import Client
+    from trainshed.sdk.errors import TrainshedError
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_SUGGESTIONS = 3
 
 
-@dataclass
 class Session:
-    """Made once by ``main`` and handed to every command (``click.pass_obj``)."""
+    """Made once by the program and handed to every command (``click.pass_obj``)."""
 
-    program: str = "trainshed"
-    json: bool = False
-    quiet: bool = False
-    """Print ids only, and nothing on stderr but refusals."""
-    url: str | None = None
-    project: str | None = None
-    job_id: str | None = None
-    """The Job that this command follows or waits for: it goes on whatever ends the command."""
-    suggestions: list[str] = field(default_factory=list)
-    """Nearest names for what was not found; shown with the refusal."""
+    def __init__(
+        self,
+        program: str = "trainshed",
+        *,
+        json: bool = False,
+        quiet: bool = False,
+        url: str | None = None,
+        project: str | None = None,
+    ) -> None:
+        self.program = program
+        self.json = json
+        self.quiet = quiet
+        """Print ids only, and nothing on stderr but refusals."""
+        self.url = url
+        self.project = project
+        self.job_id: str | None = None
+        """The Job that this command follows or waits for: it goes on whatever ends the command."""
+        self.suggestions: list[str] = []
+        """Nearest names for what was not found; shown with the refusal."""
 
     @property
     def out(self) -> Output:
+        from trainshed.cli.output import HumanOutput, JsonOutput  # noqa: PLC0415 - see above
+
         return JsonOutput() if self.json else HumanOutput()
 
     def show(self, document: Mapping[str, Any], *views: View) -> None:
@@ -49,12 +59,12 @@ class Session:
     def note(self, message: str) -> None:
         """A message to the person, on stderr; programs that read ``--json`` or ids are not told."""
         if not self.json and not self.quiet:
-            click.echo(plain(message), err=True)
+            _tell(message)
 
     def warn(self, message: str) -> None:
         """Something the reader has to know even when reading JSON, on stderr."""
         if not self.quiet:
-            click.echo(f"warning: {plain(message)}", err=True)
+            _tell(f"warning: {message}")
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:
@@ -83,19 +93,23 @@ class Session:
 
     def nearest(self, wanted: str, known: Iterable[str]) -> None:
         """Remember the names of ``known`` that ``wanted`` may have meant."""
+        import difflib  # noqa: PLC0415 - see above
+
         self.suggestions = difflib.get_close_matches(wanted, list(known), n=MAX_SUGGESTIONS, cutoff=0.5)
 
     def report(self, error: TrainshedError) -> None:
         """Tell why the command ended: code, sentence, every field, what to do next."""
         if self.json:
+            import json  # noqa: PLC0415 - see above
+
             click.echo(json.dumps(_error_document(error, self.suggestions)), err=True)
             return
         for line in _told(error):
-            click.echo(plain(line).replace("\n", " "), err=True)
+            _tell(line.replace("\n", " "))
         if self.suggestions:
-            click.echo(f"  did you mean {' or '.join(map(plain, self.suggestions))}?", err=True)
+            _tell(f"  did you mean {' or '.join(self.suggestions)}?")
         if error.hint:
-            click.echo(f"hint: {plain(error.hint)}", err=True)
+            _tell(f"hint: {error.hint}")
         self.tell_what_goes_on()
 
     def tell_what_goes_on(self) -> None:
@@ -144,8 +158,17 @@ def interactive() -> bool:
     return sys.stderr.isatty()
 
 
+def _tell(message: str) -> None:
+    """A line on stderr, without control characters."""
+    from trainshed.cli.output import plain  # noqa: PLC0415 - see above
+
+    click.echo(plain(message), err=True)
+
+
 def _told(error: TrainshedError) -> Iterator[str]:
     """The refusal: its sentence, or all its faults if there are several; each fault is said once."""
+    from trainshed.sdk.errors import ApiError  # noqa: PLC0415 - see above
+
     places: dict[tuple[str, str], list[str]] = {}
     for fault in getattr(error, "faults", ()):
         places.setdefault((fault.message, fault.code), []).append(fault.path)
@@ -174,6 +197,8 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _error_document(error: TrainshedError, suggestions: list[str]) -> dict[str, Any]:
+    from trainshed.sdk.errors import ApiError, NotFreezable  # noqa: PLC0415 - see above
+
     document: dict[str, Any] = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
     if isinstance(error, ApiError):
         document |= {"status": error.status, **_extra(error.body)}

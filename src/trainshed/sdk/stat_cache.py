@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -87,6 +86,8 @@ class StatCache:
         }
         with contextlib.suppress(OSError, ConfigurationError):
             private_folder(self._folder)
+            import secrets  # noqa: PLC0415 - not for an unchanged tree
+
             part = self._folder / f".{secrets.token_hex(8)}.part"
             try:
                 with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
