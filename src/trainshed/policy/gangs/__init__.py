@@ -1,12 +1,60 @@
 """Training tasks: which gang starts now, on which nodes, who must go for it, and why the others wait.
 
 Pure, as the whole room: the clock is an argument. The controller keeps a `GangCluster` and a `GangQueue` up
-to date and calls `decide` with them; `decide_snapshot` builds both from a `Snapshot`:
-
-    decide(cluster, queue, quotas, *, now, rules=GangRules(), kept=()) -> GangDecision
-    decide_snapshot(snapshot) -> GangDecision
-    evaluate(snapshot, waiting) -> Evaluation         # `validate`: would it start now, or why not
-    GangCluster(nodes, cordoned=(), running=(), others=()): admit release hold release_other cordon replace
-    GangQueue(waiting=()): add remove place plan_of
-    QuotaTable(quotas)                                # rows of the catalogue
+to date and calls `decide` with them; `decide_snapshot` builds both from a `Snapshot`.
 """
+
+from trainshed.policy.gangs.cluster import GangCluster
+from trainshed.policy.gangs.decide import decide, decide_snapshot
+from trainshed.policy.gangs.queue import GangQueue
+from trainshed.policy.gangs.quota import QuotaTable
+from trainshed.policy.gangs.snapshot import (
+    Admission,
+    Choice,
+    Eviction,
+    GangClass,
+    GangDecision,
+    GangReason,
+    GangReservation,
+    GangRules,
+    GangWait,
+    Kept,
+    Part,
+    PlaceNode,
+    Plan,
+    QueuePlace,
+    ReplicaNeed,
+    Running,
+    Snapshot,
+    Source,
+    SourceUnits,
+    Waiting,
+)
+
+__all__ = [
+    "Admission",
+    "Choice",
+    "Eviction",
+    "GangClass",
+    "GangCluster",
+    "GangDecision",
+    "GangQueue",
+    "GangReason",
+    "GangReservation",
+    "GangRules",
+    "GangWait",
+    "Kept",
+    "Part",
+    "PlaceNode",
+    "Plan",
+    "QueuePlace",
+    "QuotaTable",
+    "ReplicaNeed",
+    "Running",
+    "Snapshot",
+    "Source",
+    "SourceUnits",
+    "Waiting",
+    "decide",
+    "decide_snapshot",
+]

@@ -70,6 +70,8 @@ class GangCluster:
             if held.node in self.layout.numbers:
                 self._on_node[self.layout.numbers[held.node]][held.id] = held
         self._steps: dict[tuple[int, Shape], dict[int, tuple[int, float, list[Step]]]] = {}
+        self._ever: dict[tuple[int, Shape], int] = {}
+        self._ever_of = self._cordoned
         for number in range(len(self.layout.nodes)):
             self._recount(number)
 
@@ -134,6 +136,16 @@ class GangCluster:
         if number is not None:
             self._on_node[number].pop(held_id, None)
             self._recount(number)
+
+    def ever(self, kind: int, shape: Shape) -> int:
+        """Replicas of a shape that the open nodes of a kind could serve if they were empty."""
+        if self._ever_of != self._cordoned:
+            self._ever, self._ever_of = {}, self._cordoned
+        known = self._ever.get((kind, shape))
+        if known is None:
+            nodes = (n for n in self.layout.kind_nodes[kind] if self.layout.names[n] in self.open)
+            known = self._ever[kind, shape] = sum(self.layout.node_ever(n, kind, shape) for n in nodes)
+        return known
 
     def on_node(self, number: int) -> Iterable[Running | Held]:
         """What is on a node."""

@@ -61,7 +61,6 @@ class Layout:
             pool: len({self.racks[n] for n in numbers}) > 1 for pool, numbers in self.pool_nodes.items()
         }
         self._meanings: dict[tuple[str, str | None], tuple[int, ...]] = {}
-        self._ever: dict[tuple[int, Shape], int] = {}
 
     def _kind(self, pool: str, model: str | None) -> int:
         found = self._kinds.get((pool, model))
@@ -83,17 +82,8 @@ class Layout:
             known = self._meanings[pool, gpu_type] = tuple(here[name] for name in names if name in here)
         return known
 
-    def ever(self, kind: int, shape: Shape) -> int:
-        """Replicas of a shape that all nodes of a kind could serve if they were empty."""
-        known = self._ever.get((kind, shape))
-        if known is None:
-            known = self._ever[kind, shape] = sum(
-                self.node_ever(node, kind, shape) for node in self.kind_nodes[kind]
-            )
-        return known
-
     def node_ever(self, node: int, kind: int, shape: Shape) -> int:
-        """The same for one node."""
+        """Replicas of a shape that one node could serve if it were empty."""
         room = self.nodes[node].node.amounts
         return capacity(
             shape,

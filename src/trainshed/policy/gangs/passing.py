@@ -1,0 +1,414 @@
+"""The working state of one pass over gangs: what is free, what is promised, what was decided so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from trainshed.model.resources import Amounts
+from trainshed.policy.gangs.cluster import GangCluster, Step, line_key, walk
+from trainshed.policy.gangs.preemption import Candidates
+from trainshed.policy.gangs.quota import CohortKey, Ledger, Promise, QuotaTable
+from trainshed.policy.gangs.reservations import Bounds, Earliest, Spare, spare_of
+from trainshed.policy.gangs.room import mask_of, parts_of
+from trainshed.policy.gangs.snapshot import (
+    Admission,
+    Choice,
+    GangClass,
+    GangReason,
+    GangReservation,
+    GangRules,
+    GangWait,
+    Group,
+    Kept,
+    Part,
+    Shape,
+    SourceUnits,
+    Waiting,
+)
+
+Ends = list[tuple[float, str, int, Amounts]]
+
+
+class Pass:
+    """Copies of what may change, and the answers."""
+
+    def __init__(
+        self, cluster: GangCluster, quotas: QuotaTable, now: float, rules: GangRules, kept: Iterable[Kept]
+    ) -> None:
+        self.cluster = cluster
+        self.layout = cluster.layout
+        self.now = now
+        self.rules = rules
+        self.room = cluster.room.copy()
+        self.real = Ledger(quotas, cluster.used.copy(), cluster.lent.copy())
+        """Units in use now, with what this pass starts."""
+        self.future = self.real
+        """The same once victims are gone and those who wait for them run."""
+        self.admissions: list[Admission] = []
+        self.reasons: dict[GangClass, GangReason] = {}
+        self.reservations: list[GangReservation] = []
+        self.spares: dict[int, list[Spare]] = {}
+        for one in kept:
+            found = spare_of(one, self.layout)
+            if found is not None:
+                self.spares.setdefault(found[0], []).append(found[1])
+        self.started: dict[int, Ends] = {}
+        """What leaves a node later and is not known to the cluster yet."""
+        self.delayed: dict[int, dict[str, float]] = {}
+        """Node -> id -> until when its place will really be taken: what victims leave is held."""
+        self.next_at: float | None = None
+        self._promises: dict[tuple[str, ...], Promise] = {}
+        self._reserved_kinds: set[int] = set()
+        self._failed: dict[tuple[object, ...], tuple[float, float, GangReason]] = {}
+        self._candidates: dict[str, Candidates] = {}
+        self._capacities: dict[tuple[str, Choice], dict[str, int]] = {}
+
+    def split_future(self) -> None:
+        """From now on what is planned counts apart from what is so."""
+        if self.future is self.real:
+            self.future = self.real.copy()
+
+    def look_again(self, at: float) -> None:
+        """Time alone may change the decision at ``at``."""
+        if at > self.now and (self.next_at is None or at < self.next_at):
+            self.next_at = at
+
+    def end_of(self, key: GangClass) -> float:
+        """Until when a gang that starts now may hold what it takes."""
+        return (
+            inf
+            if key.max_run_seconds is None
+            else self.now + key.max_run_seconds + self.rules.overhead_seconds
+        )
+
+    def bounds(self, waiting: Waiting) -> Bounds:
+        numbers = self.layout.numbers
+        excluded = frozenset(numbers[name] for name in waiting.key.excluded if name in numbers)
+        return Bounds(self.spares, excluded, self.end_of(waiting.key), waiting.queued_at)
+
+    def place(
+        self, waiting: Waiting, number: int
+    ) -> tuple[tuple[Part, ...], tuple[SourceUnits, ...]] | GangReason:
+        """Take room for one choice of a task, and say out of whose units; or why it may not start."""
+        key = waiting.key
+        choice = key.choices[number]
+        reason = self.impossible(key, choice)
+        if reason is not None:
+            return reason
+        sources = self.sources(key, choice)
+        if isinstance(sources, GangReason):
+            return sources
+        end = self.end_of(key)
+        reason = self._promised(waiting, choice, end)
+        if reason is not None:
+            return reason
+        same = (key.pool, choice.groups, key.excluded)
+        known = self._failed.get(same)
+        if known is not None and known[0] <= end and known[1] <= waiting.queued_at:
+            return known[2]
+        bounds = self.bounds(waiting) if self.spares or key.excluded else None
+        placed = self.room.place(key.pool, choice, bounds)
+        if placed is None:
+            reason = self._shortage(key, choice, bounds)
+            self._failed[same] = (end, waiting.queued_at, reason)
+            return reason
+        return parts_of(self.layout, choice, placed), sources
+
+    def impossible(self, key: GangClass, choice: Choice) -> GangReason | None:
+        """Why no node or not enough nodes could ever serve a choice."""
+        for group in choice.groups:
+            ever = 0
+            for kind in self.layout.meaning(key.pool, group.gpu_model):
+                fit = self.cluster.ever(kind, group.shape)
+                if fit >= group.count and key.excluded:
+                    fit -= sum(
+                        self.layout.node_ever(self.layout.numbers[name], kind, group.shape)
+                        for name in key.excluded
+                        if name in self.cluster.open
+                    )
+                ever = max(ever, fit)
+            if ever < group.count:
+                spec = _spec(choice, group)
+                return GangReason(GangWait.NO_MATCHING_SPEC, spec, group.count, largest=ever, pool=key.pool)
+        return None
+
+    def sources(self, key: GangClass, choice: Choice) -> tuple[SourceUnits, ...] | GangReason:
+        """Out of whose units a choice would run, now and beside what is planned."""
+        capacity = self.capacity(key.pool, choice)
+        found = self.real.check(key, choice, capacity)
+        if self.future is not self.real and not isinstance(found, GangReason):
+            later = self.future.check(key, choice, capacity)
+            if isinstance(later, GangReason):
+                return later
+        return found
+
+    def capacity(self, pool: str, choice: Choice) -> dict[str, int]:
+        """Units of each spec of a choice that the whole pool could run at once."""
+        known = self._capacities.get((pool, choice))
+        if known is None:
+            known = {}
+            if any(self.real.table.unlent(pool, spec) for spec, _ in choice.units):
+                for need in choice.needs:
+                    a = need.amounts
+                    shape = (a.gpus, a.cpus, a.memory_mb, a.storage_mb, a.shm_mb)
+                    kinds = self.layout.meaning(pool, need.gpu_model if a.gpus else None)
+                    known[need.spec] = need.units * sum(self.cluster.ever(kind, shape) for kind in kinds)
+            self._capacities[pool, choice] = known
+        return known
+
+    def start(self, waiting: Waiting, admission: Admission) -> None:
+        """Account for a gang that starts now; its room is taken already."""
+        key = waiting.key
+        end = self.end_of(key)
+        self.charge(key, admission.sources)
+        for part in admission.parts:
+            self.occupy(part, admission.id, end)
+        for line in self._lines(key, key.choices[admission.choice]):
+            promise = self._promises.get(line[0])
+            if promise is not None:
+                promise.take(line[1], end)
+        self.admissions.append(admission)
+
+    def occupy(self, part: Part, id_: str, end: float) -> None:
+        """Remember who is on a node until when."""
+        node = self.layout.numbers[part.node]
+        mask = mask_of(part.gpus)
+        self.started.setdefault(node, []).append((end, id_, mask, part.amounts))
+        for spare in self.spares.get(node, ()):
+            kind = next((k for k in self.layout.node_kinds[node] if self.layout.all_gpus[k][node] & mask), -1)
+            spare.take(kind, part.amounts, end)
+
+    def charge(self, key: GangClass, sources: Iterable[SourceUnits]) -> None:
+        self.real.charge(key, sources)
+        if self.future is not self.real:
+            self.future.charge(key, sources)
+
+    def candidates(self, pool: str) -> Candidates:
+        """Who might have to go in a pool."""
+        if pool not in self._candidates:
+            running = self.cluster.of_pool.get(pool, {}).values()
+            self._candidates[pool] = Candidates(running, self.now, self.rules.min_run_seconds)
+        return self._candidates[pool]
+
+    def promise(self, waiting: Waiting, reason: GangReason) -> GangReason:
+        """Keep units for the first task of a quota that must wait for them."""
+        key = waiting.key
+        line = line_key(key, reason.spec)
+        row = self.real.table.row(line)
+        units = reason.requested
+        if row is None or line in self._promises:
+            return reason
+        left = self.real.left(line, guarantee=key.guarantee)
+        at = self.now
+        ends = sorted(
+            (
+                inf if one.expected_end is None else max(one.expected_end, self.now),
+                one.id,
+                dict(one.units).get(reason.spec, 0),
+            )
+            for one in self.cluster.of_line.get(line, {}).values()
+        )
+        for end, _, back in ends:
+            if left >= units:
+                break
+            at, left = end, left + back
+        at = at if left >= units else inf
+        promise = self._promises[line] = Promise(waiting.id, at, max(0, left - units))
+        if row.cohort is not None and self.real.own_left(line) < units:
+            # What it lacks is lent to others: nobody borrows more of it meanwhile.
+            self._promises.setdefault((row.cohort, *line[1:], ""), Promise(waiting.id, promise.at, 0))
+        return _until(reason, at)
+
+    def _lines(self, key: GangClass, choice: Choice) -> Iterable[tuple[tuple[str, ...], int]]:
+        return ((line_key(key, spec), units) for spec, units in choice.units)
+
+    def _promised(self, waiting: Waiting, choice: Choice, end: float) -> GangReason | None:
+        """Whether the task would take what is promised to one that comes first."""
+        if not self._promises:
+            return None
+        key = waiting.key
+        for spec, units in choice.units:
+            line = line_key(key, spec)
+            promise = self._promises.get(line)
+            if promise is not None and promise.id != waiting.id and not promise.allows(units, end):
+                return self._behind(key, promise.id, promise.at, spec, units)
+            row = self.real.table.row(line)
+            if row is not None and row.cohort is not None:
+                pot: CohortKey = (row.cohort, *line[1:])
+                promise = self._promises.get((*pot, ""))
+                borrowed = units - max(0, self.real.own_left(line))
+                if (
+                    promise is not None
+                    and promise.id != waiting.id
+                    and borrowed > 0
+                    and not promise.allows(borrowed, end)
+                ):
+                    return self._behind(key, promise.id, promise.at, spec, units)
+        return None
+
+    def _behind(self, key: GangClass, id_: str, at: float, spec: str, units: int) -> GangReason:
+        until = None if at == inf else at
+        return GangReason(GangWait.BEHIND, spec, units, behind=id_, until=until, pool=key.pool)
+
+    def _shortage(self, key: GangClass, choice: Choice, bounds: Bounds | None) -> GangReason:
+        """Why enough units of the quota were not enough: too little, in pieces, or spoken for."""
+        for group in choice.groups:
+            kinds = self.layout.meaning(key.pool, group.gpu_model)
+            spec = _spec(choice, group)
+            largest = max(self.room.fits(kind, group.shape, group.count) for kind in kinds)
+            if largest >= group.count:
+                continue
+            if group.shape[0]:
+                want, free = group.shape[0] * group.count, max(self.room.gpus[kind] for kind in kinds)
+            else:
+                want, free = (
+                    group.shape[1] * group.count,
+                    sum(
+                        self.room.cpus[node]
+                        for node in self.layout.kind_nodes[kinds[0]]
+                        if self.room.cpus[node] > 0
+                    ),
+                )
+            code = GangWait.FRAGMENTED if free >= want else GangWait.WAITING_FOR_RESOURCES
+            return GangReason(code, spec, want, free, largest=largest, limit=group.count, pool=key.pool)
+        group = choice.groups[0]
+        if bounds is not None:
+            behind = self._who_is_first(key, choice, bounds)
+            if behind is not None:
+                return self._behind(key, behind.id, behind.at, _spec(choice, group), group.count)
+        want = choice.amounts.gpus or choice.amounts.cpus
+        return GangReason(
+            GangWait.FRAGMENTED, _spec(choice, group), want, want, limit=group.count, largest=0, pool=key.pool
+        )
+
+    def _who_is_first(self, key: GangClass, choice: Choice, bounds: Bounds) -> Spare | None:
+        """The reservation that keeps a gang from nodes on which it would fit."""
+        free = Bounds({}, bounds.excluded, bounds.end, bounds.queued_at)
+        placed = self.room.place(key.pool, choice, free)
+        if placed is None:
+            return None
+        self.room.undo(choice, placed)
+        for group, spots in zip(choice.groups, placed, strict=True):
+            for node, mask in spots:
+                kind = next(
+                    (k for k in self.layout.node_kinds[node] if self.layout.all_gpus[k][node] & mask), -1
+                )
+                for spare in self.spares.get(node, ()):
+                    if (
+                        bounds.queued_at >= spare.queued_at
+                        and spare.fit(kind, group.shape, 1, bounds.end) < 1
+                    ):
+                        return spare
+        return next((spare for node in sorted(self.spares) for spare in self.spares[node]), None)
+
+    def reserve(self, waiting: Waiting, reason: GangReason, allowed: Iterable[int]) -> GangReason:
+        """Keep nodes for the first task of its GPUs that must wait for room."""
+        key = waiting.key
+        kinds = {
+            kind
+            for number in allowed
+            for group in key.choices[number].groups[:1]
+            for kind in self.layout.meaning(key.pool, group.gpu_model)
+        }
+        if kinds & self._reserved_kinds or len(self.reservations) >= self.rules.max_reservations:
+            return reason
+        best = None
+        for number in allowed:
+            choice = key.choices[number]
+            if self.impossible(key, choice) or isinstance(self.sources(key, choice), GangReason):
+                continue
+            found = self.earliest(waiting, choice)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = (found[0], number, found[1])
+        if best is None:
+            return reason
+        self._reserved_kinds |= kinds
+        at, number, nodes = best
+        # Each group alone fits now, but not all together: then these nodes empty first.
+        whole = at > self.now
+        spares = []
+        for node, (_, kind, taken) in sorted(nodes.items()):
+            left = self.left(node, kind, at) - taken if whole else Amounts()
+            spares.append((node, Spare(waiting.id, kind, at if whole else inf, left, -inf)))
+        for node, spare in spares:
+            self.spares.setdefault(node, []).append(spare)
+        names = self.layout.names
+        kept = tuple(
+            Kept(waiting.id, names[node], self.layout.models[s.kind] or "", s.at, s.left, waiting.queued_at)
+            for node, s in spares
+        )
+        parts = tuple((names[node], count) for node, (count, _, _) in sorted(nodes.items()))
+        self.reservations.append(GangReservation(waiting.id, key, number, parts, at if whole else inf, kept))
+        for spec, units in key.choices[number].units:
+            line = line_key(key, spec)
+            row = self.real.table.row(line)
+            if row is not None and line not in self._promises:
+                spare_units = self.real.left(line, guarantee=key.guarantee) - units
+                self._promises[line] = Promise(waiting.id, at, max(0, spare_units))
+        return _until(reason, at if whole else inf)
+
+    def earliest(
+        self, waiting: Waiting, choice: Choice
+    ) -> tuple[float, dict[int, tuple[int, int, Amounts]]] | None:
+        """When and where a choice of a task can start at the latest."""
+        bounds = self.bounds(waiting)
+        bounds.end = inf
+        search = Earliest(
+            self.layout,
+            steps=self._steps,
+            left=self.left,
+            bounds=bounds,
+            open_nodes=lambda node: self.layout.names[node] in self.cluster.open,
+            now=self.now,
+        )
+        return search.find(waiting.key.pool, choice)
+
+    def _steps(self, node: int, kind: int, shape: Shape) -> list[Step]:
+        if node not in self.started and node not in self.delayed:
+            return self.cluster.steps(node, kind, shape, self.now)
+        return walk(self.room, node, kind, shape, self._ends(node), self.now)
+
+    def _ends(self, node: int) -> Ends:
+        delayed = self.delayed.get(node, {})
+        ends = [
+            (max(end, delayed.get(id_, end)), id_, mask, amounts)
+            for end, id_, mask, amounts in self.cluster.ends(node, self.now)
+        ]
+        return sorted(ends + self.started.get(node, []), key=lambda entry: entry[:2])
+
+    def left(self, node: int, kind: int, at: float) -> Amounts:
+        """What will be free on a node by then, with GPUs of one kind counted."""
+        mask = self.room.masks[node]
+        free = Amounts(
+            0,
+            self.room.cpus[node],
+            self.room.memory_mb[node],
+            self.room.storage_mb[node],
+            self.room.shm_mb[node],
+        )
+        if at > self.now:
+            for end, _, gpus, amounts in self._ends(node):
+                if end <= at:
+                    mask |= gpus
+                    free += amounts
+        gpus_free = (mask & self.layout.all_gpus[kind][node]).bit_count() if kind >= 0 else 0
+        return Amounts(gpus_free, free.cpus, free.memory_mb, free.storage_mb, free.shm_mb)
+
+
+def _spec(choice: Choice, group: Group) -> str:
+    return next((n.spec for n in choice.needs if n.amounts == group.amounts and n.count), "")
+
+
+def _until(reason: GangReason, at: float) -> GangReason:
+    return GangReason(
+        reason.code,
+        reason.spec,
+        reason.requested,
+        reason.available,
+        reason.limit,
+        reason.largest,
+        reason.behind,
+        None if at == inf else at,
+        reason.pool,
+    )

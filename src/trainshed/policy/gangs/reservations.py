@@ -1,0 +1,169 @@
+"""Where and when the first gang in line can start at the latest, and what later ones may take beside it.
+
+EASY backfill over several nodes: a later gang may start if it has ended by then, or takes on each reserved
+node no more than what is left beside the gang that comes first (c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+
+from trainshed.model.resources import Amounts
+from trainshed.policy.gangs.cluster import Step
+from trainshed.policy.gangs.room import Layout, capacity
+from trainshed.policy.gangs.snapshot import Choice, Group, Kept, Shape
+
+Ends = Sequence[tuple[float, str, int, Amounts]]
+
+
+class Spare:
+    """What a reserved node will have left at the reserved time."""
+
+    __slots__ = ("at", "id", "kind", "left", "queued_at")
+
+    def __init__(self, id_: str, kind: int, at: float, left: Amounts, queued_at: float) -> None:
+        self.id = id_
+        self.kind = kind
+        self.at = at
+        self.left = left
+        self.queued_at = queued_at
+
+    def fit(self, kind: int, shape: Shape, fit: int, end: float) -> int:
+        """How many of ``fit`` replicas delay nothing."""
+        if self.at != inf and end <= self.at:
+            return fit
+        left = self.left
+        gpus = left.gpus if kind == self.kind else 1 << 20
+        return min(fit, capacity(shape, gpus, left.cpus, left.memory_mb, left.storage_mb, left.shm_mb))
+
+    def take(self, kind: int, amounts: Amounts, end: float) -> None:
+        """Account for a replica that starts on this node."""
+        if self.at == inf or end > self.at:
+            self.left -= amounts if kind == self.kind else replace(amounts, gpus=0)
+
+
+class Bounds:
+    """What bounds one task beside what is free: nodes it must not use, and who comes first."""
+
+    __slots__ = ("end", "excluded", "queued_at", "spares")
+
+    def __init__(
+        self, spares: Mapping[int, Sequence[Spare]], excluded: frozenset[int], end: float, queued_at: float
+    ) -> None:
+        self.spares = spares
+        self.excluded = excluded
+        self.end = end
+        self.queued_at = queued_at
+
+    def most(self, node: int, kind: int, shape: Shape, fit: int) -> int:
+        """How many of the ``fit`` replicas that would fit on a node may be there."""
+        if node in self.excluded:
+            return 0
+        for spare in self.spares.get(node, ()):
+            if self.queued_at >= spare.queued_at:
+                fit = spare.fit(kind, shape, fit, self.end)
+        return fit
+
+
+class Earliest:
+    """The search for the earliest start of one gang."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        steps: Callable[[int, int, Shape], list[Step]],
+        left: Callable[[int, int, float], Amounts],
+        bounds: Bounds,
+        open_nodes: Callable[[int], bool],
+        now: float,
+    ) -> None:
+        """``steps`` and ``left`` know what becomes free on a node, from when on, and what is free then."""
+        self.layout = layout
+        self.steps = steps
+        self.left = left
+        self.bounds = bounds
+        self.open = open_nodes
+        self.now = now
+
+    def find(self, pool: str, choice: Choice) -> tuple[float, dict[int, tuple[int, int, Amounts]]] | None:
+        """``(time, node -> (replicas, kind, what they take))``; ``None`` if the gang never fits."""
+        at = self.now
+        nodes: dict[int, tuple[int, int, Amounts]] = {}
+        for group in choice.groups:
+            found = min(
+                (
+                    one
+                    for kind in self.layout.meaning(pool, group.gpu_model)
+                    if (one := self._group(kind, group, nodes)) is not None
+                ),
+                key=lambda one: one[0],
+                default=None,
+            )
+            if found is None:
+                return None
+            at = max(at, found[0])
+            for node, fit in found[2].items():
+                count, kind, taken = nodes.get(node, (0, found[1], Amounts()))
+                nodes[node] = (count + fit, kind, taken + group.amounts * fit)
+        return at, nodes
+
+    def _group(
+        self, kind: int, group: Group, nodes: Mapping[int, tuple[int, int, Amounts]]
+    ) -> tuple[float, int, dict[int, int]] | None:
+        shape, count = group.shape, group.count
+        gains: list[tuple[float, int, int, int]] = []
+        for node in self.layout.kind_nodes[kind]:
+            if not self.open(node):
+                continue
+            before = 0
+            for at, fit in self._node_steps(node, kind, shape, nodes):
+                most = self.bounds.most(node, kind, shape, fit) if fit else 0
+                if most > before:
+                    # Among those that nobody can say anything about, nodes with least on them drain first.
+                    still = self._held(node, kind) if at == inf else 0
+                    gains.append((max(at, self.now), still, before - most, node))
+                    before = most
+        gains.sort()
+        chosen: dict[int, int] = {}
+        total = 0
+        at = self.now
+        for at, _, gain, node in gains:  # noqa: B007 - the last time is the answer
+            chosen[node] = chosen.get(node, 0) - gain
+            total -= gain
+            if total >= count:
+                break
+        if total < count:
+            return None
+        for node in sorted(chosen, key=lambda n: (chosen[n], -n)):
+            spare = min(total - count, chosen[node])
+            total -= spare
+            chosen[node] -= spare
+            if not chosen[node]:
+                del chosen[node]
+        return at, kind, chosen
+
+    def _node_steps(
+        self, node: int, kind: int, shape: Shape, nodes: Mapping[int, tuple[int, int, Amounts]]
+    ) -> list[Step]:
+        if node not in nodes:
+            return self.steps(node, kind, shape)
+        left = self.left(node, nodes[node][1], inf) - nodes[node][2]
+        gpus = left.gpus if kind == nodes[node][1] else 1 << 20
+        return [
+            (self.now, capacity(shape, gpus, left.cpus, left.memory_mb, left.storage_mb, left.shm_mb)),
+        ]
+
+    def _held(self, node: int, kind: int) -> int:
+        return self.layout.all_gpus[kind][node].bit_count() - self.left(node, kind, self.now).gpus
+
+
+def spare_of(kept: Kept, layout: Layout) -> tuple[int, Spare] | None:
+    """What a reservation of the pass over Runner Trials means here; ``None`` if its node is not here."""
+    node = layout.numbers.get(kept.node)
+    if node is None:
+        return None
+    kinds = [kind for kind in layout.node_kinds[node] if layout.models[kind] == kept.model]
+    return node, Spare(kept.id, kinds[0] if kinds else -1, kept.at, kept.left, kept.queued_at)
