@@ -34,7 +34,6 @@ SPEC_CODES: Mapping[str, str] = MappingProxyType(
         "LABEL_REQUIRED": "Add the label named.",
         "IMAGE_REQUIRED": "Name an image; `host` is the machine's own environment where that is allowed.",
         "IMAGE_INVALID": "Name a preset image, or write [host/]repository[:tag][@sha256:...].",
-        "IMAGE_HOST_NOT_ALLOWED": "Name an image, or ask an administrator for `allow_host_image`.",
         "ENV_INVALID": "Write a list of {name, value}.",
         "ENV_NAME_INVALID": "Use English letters, digits and underscores, not starting with a digit.",
         "ENV_NAME_RESERVED": "Remove it; every replica gets this variable with the right value.",
@@ -92,6 +91,8 @@ SPEC_CODES: Mapping[str, str] = MappingProxyType(
         "AUTOSCALING_RANGE": "Keep 0 <= min <= workers <= max.",
         "AUTOSCALING_INVALID": "See the rule in the message.",
         "SMOKE_INVALID": "Write smoke: {minutes, workers: 0}.",
+        "CATALOG_DUPLICATE": "Keep one of the two.",
+        "CATALOG_REFERENCE": "Declare what is named, or name what is declared.",
         "NOT_SUPPORTED_BY_ENGINE": "Remove the field, or choose a cluster whose engine can do it.",
     }
 )

@@ -59,16 +59,17 @@ SPEC_FIELDS: tuple[Field, ...] = (*BASIC, *ENVIRONMENT, *COMPUTE, *ADVANCED, *RA
 """Every field of section (b), in its order, fields of lists and maps behind them."""
 
 
-def _children(fields: tuple[Field, ...]) -> Mapping[str, Mapping[str, Field]]:
+def children(fields: tuple[Field, ...]) -> Mapping[str, Mapping[str, Field]]:
+    """By the path of a map (or ``list[]``): the fields it may have, by key."""
     found: dict[str, dict[str, Field]] = {"": {}}
     for each in fields:
         found.setdefault(each.path.rpartition(".")[0], {})[each.name] = each
     return MappingProxyType({key: MappingProxyType(value) for key, value in found.items()})
 
 
-CHILDREN = _children(SPEC_FIELDS)
+CHILDREN = children(SPEC_FIELDS)
 """By the path of a map (or ``list[]``): the fields it may have, by key."""
-ROOT_CHILDREN = _children(ROOT_FIELDS)
+ROOT_CHILDREN = children(ROOT_FIELDS)
 
 
 def below(path: str) -> Iterator[Field]:

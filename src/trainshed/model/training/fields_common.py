@@ -187,7 +187,7 @@ ENVIRONMENT: tuple[Field, ...] = (
         "C7",
         text(),
         required=True,
-        codes=("IMAGE_REQUIRED", "IMAGE_INVALID", "IMAGE_HOST_NOT_ALLOWED"),
+        codes=("IMAGE_REQUIRED", "IMAGE_INVALID"),
     ),
     *env_fields("env", BOTH, "C8, C10", "Environment variables; they win over those of the project."),
     Field(

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     RAY = "ray"
 
 
+BOTH_KINDS = frozenset(Kind)
 TASK_TYPES: Mapping[str, Kind] = MappingProxyType({"PyTorchJob": Kind.PYTORCH, "RayJob": Kind.RAY})
 """The page's words, accepted as `task_type` (C4)."""
 
