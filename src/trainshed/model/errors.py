@@ -62,6 +62,11 @@ CODES: Mapping[str, Code] = {
         ),
         Code("JOB_REQUEST_CONFLICT", 409, "Use a new request_id for changed input."),
         Code(
+            "DUPLICATE_SUSPECTED",
+            409,
+            "Look at the task named; with `allow_duplicate: true` the same is created again.",
+        ),
+        Code(
             "INVALID_TRIALS",
             422,
             "Give either `spec` or `trials` with 1 to 16 entries, each with a name of its own.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,8 @@ class Reading:
     faults: tuple[Fault, ...]
     broken: frozenset[str]
     """Fields (`instance.specs`) whose value in ``request`` nobody wrote."""
+    places: Mapping[str, Sequence[int]]
+    """By list (`mounts`): where in the document each entry of ``request`` stands."""
 
 
 def is_training(document: Any) -> bool:
@@ -116,7 +118,7 @@ def read_document(
         allow_duplicate=root.flag("allow_duplicate"),
         smoke=read_smoke(root),
     )
-    return Reading(request, tuple(notes.faults.faults), frozenset(notes.broken))
+    return Reading(request, tuple(notes.faults.faults), frozenset(notes.broken), notes.places)
 
 
 def _kind(spec: Mapping[str, Any], notes: Notes) -> Kind | None:

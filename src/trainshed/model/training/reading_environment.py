@@ -141,6 +141,7 @@ def read_mounts(spec: Section, roots: Iterable[str]) -> tuple[Mount, ...]:
             continue
         taken[mount.mount_path] = (place, mount)
         found.append(mount)
+        spec.keep("mounts", place)
     for path, (place, _) in taken.items():
         parts = path.split("/")
         above = next((up for end in range(2, len(parts)) if (up := "/".join(parts[:end])) in taken), None)

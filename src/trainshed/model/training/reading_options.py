@@ -114,6 +114,7 @@ def read_instance(owner: Section, key: str = "instance", *, required: bool = Tru
             part.refuse(where, "SPEC_DUPLICATE", f"{name} is named twice")
         else:
             specs.append(name)
+            part.keep("specs", place)
     if "specs" not in part or part.values["specs"] == []:
         part.refuse("specs", "FIELD_REQUIRED", "`specs` is missing; name at least one instance spec")
     if len(specs) > MAX_SPECS:

@@ -29,6 +29,8 @@ class Notes:
     kind: Kind | None = None
     """``None`` while it is not known: then no field is refused for its kind."""
     compared: int = 0
+    places: dict[str, list[int]] = field(default_factory=dict)
+    """Of lists from which faulty entries were left out: where each entry that was kept stands."""
 
 
 class Section:
@@ -60,6 +62,10 @@ class Section:
         """A fault of a field, or of an entry of it (``env[2]``)."""
         self._notes.broken.add(join(self.table, key.partition("[")[0]))
         self.faults.add(self.at(key), code, message)
+
+    def keep(self, key: str, place: int) -> None:
+        """Remembers where an entry of a list stands that is kept."""
+        self._notes.places.setdefault(join(self.table, key), []).append(place)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         value = self.values.get(key, default)

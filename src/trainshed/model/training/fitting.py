@@ -1,0 +1,92 @@
+"""Whether a task could be placed on empty nodes at all (`NEVER_FITS`): necessary, not sufficient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from trainshed.model.gpus import matching_models
+from trainshed.model.resources import Node
+from trainshed.model.training.catalog import Catalog, InstanceSpec, Pool
+from trainshed.model.training.spec import Role, RoleGroup, SpecChoice, TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNode:
+    """A node and its labels."""
+
+    node: Node
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+Fleet = Mapping[str, Sequence[FleetNode]]
+"""The nodes of each cluster that is known; one that is missing is not judged."""
+Finding = tuple[str, str, str]
+"""Path below `spec`, code and message."""
+
+
+def pool_nodes(catalog: Catalog, pool: Pool, fleet: Fleet) -> list[Node]:
+    """The nodes that a pool has."""
+    cluster = catalog.cluster(pool.cluster)
+    selector = cluster.node_selector if cluster else {}
+    return [
+        each.node
+        for each in fleet.get(pool.cluster, ())
+        if pool.nodes.covers(each.node.name, each.labels)
+        and all(each.labels.get(key) == value for key, value in selector.items())
+    ]
+
+
+def replicas_on(node: Node, spec: InstanceSpec, units: int) -> int:
+    """How many replicas of ``units`` of a spec an empty node holds, by its totals."""
+    need = spec.amounts(units)
+    rooms = [node.amounts.cpus // need.cpus, node.amounts.memory_mb // need.memory_mb]
+    if need.gpus:
+        models = {gpu.model for gpu in node.gpus}
+        meant = matching_models(spec.gpu_model or "", models)
+        rooms.append(sum(gpu.model in meant for gpu in node.gpus) // need.gpus)
+    return min(rooms)
+
+
+def fit_faults(
+    task: TaskSpec,
+    choice: SpecChoice,
+    specs: Mapping[str, InstanceSpec],
+    pool: Pool,
+    catalog: Catalog,
+    fleet: Fleet | None,
+) -> Iterator[Finding]:
+    """Why a task can never be placed under one choice: a replica, or all of a role together."""
+    nodes = pool_nodes(catalog, pool, fleet) if fleet is not None else []
+    if not nodes:
+        return
+    for group in task.roles(choice):
+        if not group.charged:
+            continue
+        spec = specs[group.spec]
+        rooms = [replicas_on(node, spec, group.units) for node in nodes]
+        if not any(rooms):
+            yield _too_large(task, group, spec, pool, nodes)
+        elif sum(rooms) < group.count:
+            said = (
+                f"{group.count} replicas of {group.units} x {spec.name} are wanted; all nodes of pool "
+                f"{pool.id} together hold {sum(rooms)}"
+            )
+            yield "workers", "NEVER_FITS", said
+
+
+def _too_large(
+    task: TaskSpec, group: RoleGroup, spec: InstanceSpec, pool: Pool, nodes: Sequence[Node]
+) -> Finding:
+    own_head = group.role is Role.HEAD and task.head.instance is not None
+    path = "head.instance" if own_head else "instance"
+    need = spec.amounts(group.units)
+    gpus = f"{need.gpus} GPUs {spec.gpu_model}, " if need.gpus else ""
+    most = max(nodes, key=lambda node: (node.amounts.gpus, node.amounts.cpus, node.name))
+    said = (
+        f"one replica needs {gpus}{need.cpus} CPUs, {need.memory_mb} MiB ({group.units} x {spec.name}) on "
+        f"one node; the largest node of pool {pool.id}, {most.name}, has {most.amounts.gpus} GPUs, "
+        f"{most.amounts.cpus} CPUs, {most.amounts.memory_mb} MiB"
+    )
+    return f"{path}.count_per_node", "NEVER_FITS", said
