@@ -31,6 +31,8 @@ def measure(bench: Bench) -> list[Figure]:
     sparse.mkdir(parents=True)
     with (sparse / "file").open("wb") as file:
         file.truncate(scale.sparse_mib * _MIB)
+    # Else what is measured waits for its own input to be written out.
+    os.sync()
     with serve(place) as site:
         runner = publish(site, place, "bench/run")["bench/run"]
         large_took, server_peak, client_peak = _publish(site, large, "bench/file")
@@ -44,9 +46,8 @@ def measure(bench: Bench) -> list[Figure]:
     file_rates, tree_rates = ([scale.content_mib / took for took in copies[:2]], copies[2:])
     names = ("sha256sum + cp", "sha256sum + cp + sync")
     file_peers = [Peer(name, rate) for name, rate in zip(names, file_rates, strict=True)]
-    tree_peers = [
-        Peer(name, scale.content_files / took) for name, took in zip(names, tree_rates, strict=True)
-    ]
+    tree_speeds = [scale.content_files / took for took in tree_rates]
+    tree_peers = [Peer(name, rate) for name, rate in zip(names, tree_speeds, strict=True)]
     return [
         Figure(
             f"file of {scale.content_mib} MiB published",
@@ -68,11 +69,18 @@ def measure(bench: Bench) -> list[Figure]:
             f"tree of {scale.content_files} files published",
             scale.content_files / tree_took,
             "/s",
-            peers=tree_peers,
-            note="Each file of 16 KiB is on the disk by itself once its request is answered.",
+            Budget(round(tree_speeds[0] / 2), at_least=True),
+            tree_peers,
+            note="Half of what `sha256sum` and `cp` do without a sync; what is answered is synced all the same.",
         ),
         Figure("the same tree published again", again_took * 1000, "ms"),
-        Figure(f"tree of {scale.content_files} files collected", collected, "/s", peers=tree_peers),
+        Figure(
+            f"tree of {scale.content_files} files collected",
+            collected,
+            "/s",
+            Budget(round(tree_speeds[0] / 2), at_least=True),
+            tree_peers,
+        ),
     ]
 
 

@@ -54,6 +54,8 @@ class Batches:
         self._syncs = Syncs(root)
         self._waiters = ThreadPoolExecutor(_WAITERS, "batches")
         self._room = threading.BoundedSemaphore(_AT_ONCE)
+        self._guard = threading.Lock()
+        self._files = 0
         for path in root.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 folder = self._open(path.name)
@@ -68,9 +70,9 @@ class Batches:
 
         Raises `NotGivenBack`. None is in its place then, nor after an `OSError` before the first is named.
         """
-        with self._room, self._folder() as folder:
+        with self._room, self._counted(len(contents)), self._folder() as folder:
             _write(folder, contents)
-            together = self._syncs.pay_off(len(contents))
+            together = self._syncs.pay_off(self._files)
             if together:
                 self._syncs.sync()
             else:
@@ -85,6 +87,17 @@ class Batches:
 
     def _shard(self, name: str) -> str:
         return f"{self._shards}/{name[:2]}"
+
+    @contextlib.contextmanager
+    def _counted(self, files: int) -> Iterator[None]:
+        """Let batches that are stored at the same time know of each other: they share their syncs."""
+        with self._guard:
+            self._files += files
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._files -= files
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[int]:

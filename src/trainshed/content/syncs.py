@@ -41,7 +41,7 @@ class Syncs:
         self._errno = 0
 
     def pay_off(self, files: int) -> bool:
-        """Whether a sync of everything is cheaper than one of each of ``files`` files.
+        """Whether a sync of everything is cheaper than one of each of the ``files`` that wait for it.
 
         It also waits for what others wrote, to any file: while a program writes gigabytes it is not.
         """
