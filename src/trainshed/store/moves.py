@@ -58,6 +58,8 @@ class Move:
     """Further columns of ``trials`` to set."""
     happened_at: float | None = None
     """When it happened (Unix seconds), where that is known better than by when it was noticed."""
+    level: str = "info"
+    """Of its event: ``info``, ``warning`` or ``error``."""
 
 
 def lock_jobs(connection: Connection, job_ids: Collection[str]) -> None:
@@ -107,7 +109,15 @@ def apply(connection: Connection, moves: Sequence[Move], *, at: float, actor: st
         connection,
         [
             NewEvent(
-                m.trial.job_id, m.trial.id, m.happened_at or at, actor, m.code, m.message, m.before, m.after
+                m.trial.job_id,
+                m.trial.id,
+                m.happened_at or at,
+                actor,
+                m.code,
+                m.message,
+                m.before,
+                m.after,
+                m.level,
             )
             for m in made
         ],
