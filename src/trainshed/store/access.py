@@ -151,3 +151,10 @@ def parse_permissions(words: Collection[str]) -> frozenset[Permission]:
     """Known permission words; words of a newer program grant nothing here."""
     known = {str(p) for p in Permission}
     return frozenset(Permission(word) for word in words if word in known)
+
+
+def lock_project(connection: Connection, project_id: str) -> None:
+    """Make transactions that lock the same project wait for each other. SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        query = select(projects.c.id).where(projects.c.id == project_id)
+        connection.execute(query.with_for_update(key_share=True))

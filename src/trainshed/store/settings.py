@@ -11,6 +11,8 @@ PLACEMENT = "placement"
 """What the newest placement pass found: reasons by class, as JSON (written by the controller)."""
 NODES = "nodes"
 """The engine's nodes as the controller sees them, as JSON."""
+FLEET = "fleet"
+"""Nodes of the clusters that are not this machine, as JSON: cluster -> [{node, labels}]."""
 
 GARBAGE_REQUEST = "garbage_request"
 """Who asked last for garbage to be collected, as JSON (written by doors, read by the controller)."""
