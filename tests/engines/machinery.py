@@ -102,8 +102,8 @@ class LocalHarness(Harness):
             paths=paths or {},
         )
 
-    def pass_time(self) -> None:
-        self.engine.changed(0.1)
+    def pass_time(self) -> set[str]:
+        return self.engine.changed(0.1)
 
     def reopen(self) -> None:
         self.engine.close()

@@ -38,8 +38,9 @@ class FakeHarness(Harness):
             self.engine.script(attempt_id, _SCRIPTS[behaviour])
         return Launch(attempt_id, ("program",), {}, (), (), LIMITS, timeout, grace)
 
-    def pass_time(self) -> None:
+    def pass_time(self) -> set[str]:
         self.engine.advance(0.1)
+        return set()
 
     def reopen(self) -> None:
         self.engine = FakeEngine(self._root, world=self.engine.world)

@@ -15,7 +15,7 @@ import signal
 
 from trainshed.jobkit import cgroups, container, folder, linux, mounts, procs, sandbox, seccomp, tree
 
-_GO = b"g"
+_GO, _CHECK = b"g", b"c"
 _DEFAULT_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -29,6 +29,9 @@ _MESSAGE_BYTES = 1 << 16
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
     Report = tuple[float, float, int, int, bytes, str, tuple[int, ...]]
 
 
@@ -65,13 +68,14 @@ class Ready:
 class Child:
     """A forked child that gets ready and waits to be let go."""
 
-    __slots__ = ("_go", "pid", "status")
+    __slots__ = ("_findings", "_go", "pid", "status")
 
-    def __init__(self, pid: int, status: int, go: int) -> None:
+    def __init__(self, pid: int, status: int, go: int, findings: int) -> None:
         self.pid = pid
         self.status = status
         """Readable once the child has reported."""
         self._go = go
+        self._findings = findings
 
     def report(self) -> Ready:
         """Wait for the report. Raises `OSError` with the reason if the child could not get ready."""
@@ -83,7 +87,17 @@ class Child:
             raise OSError(reason) from None
         if ready.pid != self.pid:
             os.waitpid(self.pid, 0)  # it made way; what it no longer is counts against no limit
+            self.pid = ready.pid
         return ready
+
+    def check(self) -> int:
+        """Have the check before training run; what it finds comes out of the descriptor until it is over."""
+        findings, self._findings = self._findings, -1
+        try:
+            os.write(self._go, _CHECK)
+        except BrokenPipeError:
+            pass  # it is gone, and the check is over at once
+        return findings
 
     def execute(self) -> str:
         """Let the child execute the program; returns why it could not, or nothing."""
@@ -99,29 +113,41 @@ class Child:
         """Close our ends: a child that still waits ends without executing anything."""
         os.close(self._go)
         os.close(self.status)
+        if self._findings >= 0:
+            os.close(self._findings)
 
 
-def fork(path: str, group: str, stdout: int, stderr: int) -> Child:
+def fork(path: str, group: str, stdout: int, stderr: int, *, may_check: bool = False) -> Child:
     """Fork a child that gets ready to become the program of the attempt folder ``path``.
 
     ``group`` is the attempt's version 2 control group, or empty. Both output pipes are taken over.
+    ``may_check``: it can be asked to `Child.check` before it is let go.
     """
+    findings_read, findings_write = os.pipe() if may_check else (-1, -1)
     status_read, status_write = os.pipe()
     go_read, go_write = os.pipe()
     parent = os.getpid()
     pid = _fork(group)
     if pid:
-        for fd in (status_write, go_read, stdout, stderr):
-            os.close(fd)
-        return Child(pid, status_read, go_write)
+        for fd in (status_write, go_read, stdout, stderr, findings_write):
+            if fd >= 0:
+                os.close(fd)
+        return Child(pid, status_read, go_write, findings_read)
+    os.close(go_write)
+    return _become(path, parent, (status_write, go_read, findings_write), (stdout, stderr))
+
+
+def _become(path: str, shim: int, pipes: tuple[int, int, int], output: tuple[int, int]) -> NoReturn:
+    """In the child: get ready, report, and become the program when that is wanted."""
+    status_write, go_read, findings_write = pipes
     step = "be prepared"
     try:
-        os.close(go_write)
         linux.die_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != shim:
             os._exit(127)
         launch = folder.read(path, folder.LAUNCH) or {}
-        report = _prepare(path, launch, stdout, stderr)
+        check = _check_of(launch)
+        report = _prepare(path, launch, *output)
         apart = bool(launch.get("sandbox") or launch.get("container"))
         program = linux.fork_sibling() if apart else os.getpid()
         if program:
@@ -131,7 +157,13 @@ def fork(path: str, group: str, stdout: int, stderr: int) -> Child:
         else:
             linux.die_with_parent(signal.SIGKILL)
             os.setsid()
-        if os.read(go_read, 1) == _GO:
+        word = os.read(go_read, 1)
+        if word == _CHECK:
+            if check is not None:
+                check(findings_write)
+            os.close(findings_write)
+            word = os.read(go_read, 1)
+        if word == _GO:
             argv = launch["argv"]
             step = f"execute {argv[0]!r}"
             if launch.get("container"):
@@ -143,6 +175,16 @@ def fork(path: str, group: str, stdout: int, stderr: int) -> Child:
         os.write(status_write, f"It cannot {step}: {reason}{name}.".encode()[:_MESSAGE_BYTES])
     finally:
         os._exit(127)
+
+
+def _check_of(launch: folder.Json) -> Callable[[int], None] | None:
+    """What runs the check before training; made before we are where our own files are not."""
+    if not launch.get("precheck"):
+        return None
+    from trainshed.jobkit import checking  # noqa: PLC0415 - most programs have none
+
+    text = checking.source()
+    return lambda output: checking.run(text, launch, output)
 
 
 def _fork(group: str) -> int:

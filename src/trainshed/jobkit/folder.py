@@ -228,6 +228,14 @@ def record_exit(folder: StrPath, content: Json) -> None:
     sync_directory(folder)
 
 
+def forget_secrets(folder: StrPath) -> None:
+    """Remove hidden values and keys: the program that they were for is gone, or never comes."""
+    try:
+        os.unlink(os.path.join(folder, SECRETS))
+    except FileNotFoundError:
+        pass
+
+
 def open_control(folder: StrPath) -> int:
     """Create the control FIFO if needed and open it so that reading it never meets an end."""
     path = os.path.join(folder, CONTROL)

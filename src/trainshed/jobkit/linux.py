@@ -34,6 +34,8 @@ _SYS_CLONE3 = 435
 _CLONE_PARENT = 0x8000
 _CLONE_INTO_CGROUP = 0x200000000
 _CLONE_ARGS_WORDS = 11
+_IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
+_READ_BYTES = 1 << 14
 _EXIT_SIGNAL_WORD, _CGROUP_WORD = 4, 10
 
 
@@ -205,3 +207,23 @@ def drop_privileges(user: int | None) -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_LIBC.capset(header, bytes(_CAPABILITY_DATA_BYTES)), "capset")
     forbid_new_privileges()
+
+
+def watch_names(path: str) -> int:
+    """A descriptor that is readable when a name appears in ``path``; -1 where the kernel has none left."""
+    fd = int(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    if fd < 0:
+        return -1
+    if _LIBC.inotify_add_watch(fd, os.fsencode(path), _IN_CREATE | _IN_MOVED_TO) < 0:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def read_all(fd: int) -> None:
+    """Take whatever waits in a descriptor that does not block."""
+    try:
+        while os.read(fd, _READ_BYTES):
+            pass
+    except BlockingIOError:
+        pass

@@ -23,12 +23,13 @@ _OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainshed.jobkit.folder import StrPath
+    from trainshed.jobkit.masking import Masker
 
 
 class Stream:
     """One output pipe of the program, and the unfinished line held back from it."""
 
-    __slots__ = ("fd", "held", "held_since", "kind")
+    __slots__ = ("fd", "held", "held_since", "kind", "masker")
 
     def __init__(self, fd: int, kind: int) -> None:
         os.set_blocking(fd, False)
@@ -36,6 +37,8 @@ class Stream:
         self.kind = kind
         self.held = b""
         self.held_since = 0
+        self.masker: Masker | None = None
+        """Hides values in it."""
 
 
 class LogWriter:
@@ -64,6 +67,8 @@ class LogWriter:
 
     def read(self, stream: Stream) -> int:
         """Take what the pipe holds, up to one buffer full. 0 at the end, -1 if there is nothing now."""
+        if stream.masker is not None:
+            return self._read_masked(stream, stream.masker)
         held = len(stream.held)
         if len(self._buffer) - held < _ROOM:
             self._grow()
@@ -84,6 +89,37 @@ class LogWriter:
             self._grow()
             self._widen(stream.fd)
         return count
+
+    def _read_masked(self, stream: Stream, masker: Masker) -> int:
+        try:
+            data = os.read(stream.fd, _LARGE_PIPE)
+        except BlockingIOError:
+            return -1
+        self._take(stream, masker.feed(data))
+        return len(data)
+
+    def _take(self, stream: Stream, data: bytes) -> None:
+        """Write what did not come out of a pipe just now."""
+        rest = memoryview(data)
+        while rest:
+            held = len(stream.held)
+            while len(self._buffer) - held < _ROOM:
+                self._grow()
+            end = min(len(self._buffer), held + len(rest))
+            self._buffer[:held] = stream.held
+            self._buffer[held:end] = rest[: end - held]
+            rest = rest[end - held :]
+            now = time.time_ns()
+            kept_from = self._cut(stream.kind, end, now)
+            stream.held = bytes(self._view[kept_from:end])
+            if kept_from or not held:
+                stream.held_since = now
+
+    def finish(self, stream: Stream) -> None:
+        """Write all that is left of a stream at whose end we are."""
+        if stream.masker is not None:
+            self._take(stream, stream.masker.finish())
+        self.flush_now(stream)
 
     def flush(self, stream: Stream, now: int) -> None:
         """Write the held line if it has waited for long enough at ``now`` (nanoseconds)."""

@@ -19,12 +19,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trainshed.jobkit.training import Training
+
 STOP, TIMEOUT, DISK, MEMORY, EXIT, NOT_STARTED = "stop", "timeout", "disk", "memory", "exit", "not_started"
+GANG = "gang"
 STOPPED_BEFORE = "It was stopped before it started."
 GONE, STILL_THERE = "gone", "still there"
 """What an exit record says of the process tree."""
 _TREE_SECONDS = 10.0
 _KILL_AGAIN_SECONDS = 1.0
+_GANG_GRACE = 30.0
+"""The most that a program gets to end itself when another member of its gang failed (c8: 60 s in all)."""
 _DRAIN_BYTES = 2 << 20
 _DISK_BYTES_PER_SECOND = 400 << 20
 """How fast a program is assumed to fill its disk at most; the nearer the limit, the sooner we look."""
@@ -32,6 +37,7 @@ _DISK_SECONDS = (0.25, 15.0)
 _DISK_SHARE = 20
 """Of its time the shim spends at most one part in this many on measuring the disk."""
 _RECORD_TRIES = 60
+_LONGEST_SECONDS = 3600.0
 _CHUNK = 4096
 
 
@@ -50,7 +56,7 @@ def main(path: str, group: str, notify: str) -> None:
     linux.set_name(b"trainshed-shim")
     linux.adopt_orphans()
     hint = f"{os.path.basename(path)}\n".encode()
-    _Attempt(path).run(group, lambda: folder.poke(notify, hint))
+    _Attempt(path, lambda: folder.poke(notify, hint)).run(group)
     os.close(lock)
     folder.poke(notify, hint)
 
@@ -58,6 +64,7 @@ def main(path: str, group: str, notify: str) -> None:
 def record_unstarted(path: folder.StrPath, ended_by: str, detail: str, tree_is: str = GONE) -> None:
     """Write the exit record, and an empty log, of an attempt that never ran. Needs the lock."""
     folder.use_reserve(path)
+    folder.forget_secrets(path)
     LogWriter(os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX), 0).close()
     _record(path, _unstarted(ended_by, detail) | {"tree": tree_is, "usage": {}})
 
@@ -80,8 +87,9 @@ def _record(path: folder.StrPath, content: folder.Json) -> None:
 class _Attempt:
     """One attempt from preparation to exit record, while we hold its lock."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, hint: Callable[[], object]) -> None:
         self._path = path
+        self._hint = hint
         self._control = folder.open_control(path)
         self._wake, wake_write = os.pipe()
         os.set_blocking(self._wake, False)
@@ -96,17 +104,22 @@ class _Attempt:
         self._kill_at: float | None = None
         self._timeout_at = 0.0
         self._disk_at = 0.0
+        self._training: Training | None = None
+        if folder.exists(path, folder.TRAINING):
+            from trainshed.jobkit.training import Training  # noqa: PLC0415 - costs memory beside user code
 
-    def run(self, group: str, started: Callable[[], object]) -> None:
+            self._training = Training(path, hint)
+
+    def run(self, group: str) -> None:
         """Prepare, start, watch, end, record."""
         path = self._path
         if folder.exists(path, folder.STOP):
-            record_unstarted(path, STOP, STOPPED_BEFORE)
+            self._record_unstarted(STOP, STOPPED_BEFORE)
             return
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         self._streams = {out_read: Stream(out_read, frames.STDOUT), err_read: Stream(err_read, frames.STDERR)}
-        waiting = child.fork(path, group, out_write, err_write)
+        waiting = child.fork(path, group, out_write, err_write, may_check=self._training is not None)
         self._main = waiting.pid
         try:
             stopped = self._wait_for_report(waiting)
@@ -122,6 +135,10 @@ class _Attempt:
         self._cpu_before = _children_cpu_seconds()  # what made its surroundings is not the program's
         names = (os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX))
         self._log = LogWriter(*names, self._ready.log_bytes)
+        if self._training is not None and (never := self._assemble(waiting, self._training)):
+            waiting.abandon()
+            self._finish(_unstarted(*never), self._end_tree())
+            return
         marker = b'{"at": %.6f, "enforcement": %s}' % (time.time(), self._ready.enforcement)
         try:
             folder.create_durably(path, folder.STARTED, marker)
@@ -133,10 +150,13 @@ class _Attempt:
         if failure:
             self._finish(_unstarted(NOT_STARTED, failure), self._end_tree())
             return
-        started()
+        self._hint()
+        if self._training is not None:
+            self._training.started(self._members, self._main)
         self._watch(self._ready)
+        if self._training is not None:
+            self._training.program_ended()
         tree_is = self._end_tree()
-        self._drain()
         self._finish(self._ending(), tree_is)
 
     def _wait_for_report(self, waiting: child.Child) -> bool:
@@ -158,7 +178,42 @@ class _Attempt:
         waiting.abandon()
         tree_is = self._end_tree()
         self._group().remove(1.0)
+        self._record_unstarted(ended_by, detail, tree_is)
+
+    def _record_unstarted(self, ended_by: str, detail: str, tree_is: str = GONE) -> None:
+        if self._training is not None:
+            self._training.ended(_unstarted(ended_by, detail))
         record_unstarted(self._path, ended_by, detail, tree_is)
+
+    def _assemble(self, waiting: child.Child, training: Training) -> tuple[str, str] | None:
+        """Wait for the gang and for the check before training; why user code never starts, if it does not."""
+        poll = select.poll()
+        for fd in (self._control, self._wake, training.fd, *self._streams):
+            poll.register(fd, select.POLLIN)
+        for stream in self._streams.values():
+            stream.masker = training.masker()
+        while True:
+            opening = training.opening(waiting)
+            if opening is not False:
+                return None if opening is True else opening
+            self._reap()
+            if self._status is not None:
+                return NOT_STARTED, "The process that was to become the program ended while it waited."
+            for fd, _ in poll.poll(self._pause_ms(training.due())):
+                self._serve(fd, poll)
+                if fd == self._control and folder.exists(self._path, folder.STOP):
+                    return STOP, STOPPED_BEFORE
+            self._flush()
+
+    def _serve(self, fd: int, poll: select.poll) -> None:
+        """Take what made a descriptor readable."""
+        if fd in {self._control, self._wake}:
+            _empty(fd)
+        elif self._training is not None and fd == self._training.fd:
+            self._training.drain()
+        elif self._log.read(self._streams[fd]) == 0:
+            poll.unregister(fd)
+            self._close(fd)
 
     # While the program runs
 
@@ -167,31 +222,48 @@ class _Attempt:
         poll = select.poll()
         for fd in (self._control, self._wake, *self._streams):
             poll.register(fd, select.POLLIN)
+        training = self._training
+        if training is not None:
+            poll.register(training.fd, select.POLLIN)
         start = time.monotonic()
         self._timeout_at = start + ready.timeout
         self._disk_at = start + _DISK_SECONDS[0]
         self._reap()
         while self._status is None:
             self._keep_time(ready)
-            for fd, _ in poll.poll(self._pause_ms()):
+            if training is not None:
+                self._attend(training, ready)
+            for fd, _ in poll.poll(self._pause_ms(self._next_at())):
+                self._serve(fd, poll)
                 if fd == self._control:
-                    _empty(fd)
                     self._obey(ready)
-                elif fd == self._wake:
-                    _empty(fd)
-                elif self._log.read(self._streams[fd]) == 0:
-                    poll.unregister(fd)
-                    self._close(fd)
-            now = time.time_ns()
-            for stream in self._streams.values():
-                self._log.flush(stream, now)
+            self._flush()
             self._reap()
 
-    def _pause_ms(self) -> int:
+    def _attend(self, training: Training, ready: child.Ready) -> None:
+        """End the program where its gang or its exit notice wants that."""
+        wanted = training.step()
+        if wanted is not None and not self._reason:
+            reason, grace = wanted
+            self._begin_end(reason, min(ready.grace, _GANG_GRACE) if grace is None else grace)
+
+    def _flush(self) -> None:
+        now = time.time_ns()
+        for stream in self._streams.values():
+            self._log.flush(stream, now)
+
+    def _next_at(self) -> float:
         now = time.monotonic()
         due = min(self._timeout_at, self._disk_at) if not self._reason else now + _KILL_AGAIN_SECONDS
         if self._kill_at is not None:
             due = min(due, self._kill_at)
+        if self._training is not None and not self._reason:
+            due = min(due, self._training.due())
+        return due
+
+    def _pause_ms(self, due: float) -> int:
+        now = time.monotonic()
+        due = min(due, now + _LONGEST_SECONDS)
         for stream in self._streams.values():
             if stream.held:
                 due = min(due, now + frames.HOLD_SECONDS)
@@ -229,6 +301,8 @@ class _Attempt:
         if request is not None:
             grace = request.get("grace")
             self._begin_end(STOP, ready.grace if grace is None else float(grace))
+        elif self._training is not None:
+            self._training.hear()
 
     def _begin_end(self, reason: str, grace: float) -> None:
         """Ask the tree to end now and kill it after ``grace`` seconds; the first reason stands."""
@@ -237,8 +311,7 @@ class _Attempt:
         asked = self._kill_at is not None
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
         if grace > 0 and not asked:
-            helpers = self._ready.helpers if self._ready else ()
-            for pid in {*procs.descendants(os.getpid()), *self._group().pids()} - set(helpers):
+            for pid in self._members():
                 procs.send(pid, signal.SIGTERM)
                 procs.send(pid, signal.SIGCONT)
 
@@ -253,6 +326,11 @@ class _Attempt:
                 return
             if pid == self._main:
                 self._status = status
+
+    def _members(self) -> set[int]:
+        """The processes that are the program's now."""
+        helpers = self._ready.helpers if self._ready else ()
+        return {*procs.descendants(os.getpid()), *self._group().pids()} - set(helpers)
 
     # After the program ended
 
@@ -300,7 +378,7 @@ class _Attempt:
             self._close(fd)
 
     def _close(self, fd: int) -> None:
-        self._log.flush_now(self._streams.pop(fd))
+        self._log.finish(self._streams.pop(fd))
         os.close(fd)
 
     def _ending(self) -> folder.Json:
@@ -320,10 +398,17 @@ class _Attempt:
             detail = f"The work directory outgrew its {limits['storage_mb']} MiB."
         elif self._reason == TIMEOUT:
             detail = f"It ran for longer than its {launch['timeout']} seconds."
+        elif self._training is not None and self._reason == GANG:
+            detail = self._training.detail
+        elif self._training is not None and not self._reason and self._training.noticed():
+            ended_by = STOP  # it went because it was told to
         return {"code": code, "signal": number, "ended_by": ended_by, "detail": detail}
 
     def _finish(self, ending: folder.Json, tree_is: str) -> None:
+        self._drain()
         folder.use_reserve(self._path)
+        if self._training is not None:
+            self._training.ended(ending)
         if not self._log.close():
             ending = ending | {
                 "detail": f"{ending['detail']} Its log is not complete: the disk is full.".strip()
