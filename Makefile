@@ -31,6 +31,7 @@ lint: $(VENV)/.tested-with ## Style, formatting, types and import rules
 	$(BIN)/lint-imports --no-cache
 
 bench: $(BENCH)/.installed ## Measure against the speed budget, peers beside us; writes bench/results.json
+	@$(BENCH)/bin/python -m compileall -q src # what is measured is the program, not its compilation
 	$(BENCH)/bin/python -m bench $(BENCH_ARGS)
 
 clean: ## Remove what the targets above made
@@ -46,6 +47,7 @@ endef
 $(VENV)/.installed: pyproject.toml
 	$(call new_environment,$(VENV))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(BIN)/python -m compileall -q src # pip compiles what it installs, and -e installs nothing of ours
 	@touch $@
 
 $(VENV)/.tested-with: $(VENV)/.installed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import itertools
 import os
 import signal
 import stat
@@ -284,6 +285,24 @@ def test_unknown_and_malformed_names_are_not_found(store):
 def test_missing_lists_each_absent_name_once_in_order(store):
     store.put(io.BytesIO(DATA))
     assert store.missing(["1" * 64, NAME, "0" * 64, "1" * 64]) == ["1" * 64, "0" * 64]
+
+
+@pytest.mark.parametrize("asked", [1, 9, 40])
+def test_what_is_missing_is_told_of_many_blobs_in_a_shard_as_of_one(tmp_path, asked):
+    store = FolderBlobStore(tmp_path / "blobs")
+    of_one_shard = (each for each in itertools.count() if _digest(each).startswith("00"))
+    numbers = list(itertools.islice(of_one_shard, 60))
+    for number in numbers:
+        store.put(io.BytesIO(str(number).encode()))
+    names = [_digest(number) for number in numbers[:asked]]
+    gone = [*names[::3], "00" + "f" * 62, "ab" * 32]
+    for name in names[::3]:
+        assert store.delete(name)
+    assert store.missing([*names, *gone]) == gone
+
+
+def _digest(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()
 
 
 def test_delete_keeps_open_readers_alive(store):

@@ -17,6 +17,7 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,10 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 _PROBE_BYTES = 256 << 10
 """Less than this is as good as nothing."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LISTED_FROM = 8
+"""Of fewer names of a shard each is looked for."""
+_LISTED_EACH = 4
+"""So many entries of a shard are read for each name that is looked for in it."""
 
 
 class BlobError(Exception):
@@ -279,9 +284,26 @@ class FolderBlobStore:
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """See `BlobStore.missing`."""
-        # Thousands are asked for at once, and making a `Path` of each costs more than looking.
-        root, there = str(self._blobs), os.path.exists
-        return [name for name in dict.fromkeys(names) if not there(f"{root}/{name[:2]}/{name}")]
+        wanted = dict.fromkeys(names)
+        shards: dict[str, set[str]] = {}
+        for name in wanted:
+            shards.setdefault(name[:2], set()).add(name)
+        absent = {name for shard, some in shards.items() for name in self._absent(shard, some)}
+        return [name for name in wanted if name in absent]
+
+    def _absent(self, shard: str, wanted: set[str]) -> set[str]:
+        """Those of some names of one shard that are not stored.
+
+        Thousands are asked for at once, and reading a few entries of a folder costs less than looking for one
+        of them. So the folder is read as far as that pays; what is not among it is looked for by name.
+        """
+        folder, left = f"{self._blobs}/{shard}", wanted
+        if len(wanted) >= _LISTED_FROM:
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                left = wanted - {entry.name for entry in islice(entries, _LISTED_EACH * len(wanted))}
+        # Making a `Path` of each costs more than looking.
+        there = os.path.exists
+        return {name for name in left if not there(f"{folder}/{name}")}
 
     def delete(self, sha256: str) -> bool:
         """See `BlobStore.delete`."""

@@ -143,6 +143,8 @@ class _Reader:
         self.body: list[bytes] = []
         self.began = False
         self.whole = False
+        self.lasts = False
+        """Whether the connection stays open; the parser knows only while it ends the answer."""
 
     @property
     def ends_with_connection(self) -> bool:
@@ -165,6 +167,7 @@ class _Reader:
     def on_message_complete(self) -> None:
         if self.began:
             self.whole = True
+            self.lasts = self.parser.should_keep_alive()
         else:
             # The server only said that it goes on.
             self.headers.clear()
@@ -185,18 +188,15 @@ def _send(connection: socket.socket, head: bytes, content: bytes) -> None:
 def _read(connection: socket.socket) -> tuple[Reply, bool]:
     """The answer, and whether the connection can be used again."""
     reader = _Reader()
-    open_still = True
     while not reader.whole:
         data = connection.recv(_READ_BYTES)
         if data:
             reader.parser.feed_data(data)
         elif reader.ends_with_connection:
-            open_still = False
             break
         else:
             raise ConnectionResetError("the server closed the connection before its answer was whole")
-    kept = open_still and reader.parser.should_keep_alive()
-    return Reply(reader.parser.get_status_code(), reader.headers, b"".join(reader.body)), kept
+    return Reply(reader.parser.get_status_code(), reader.headers, b"".join(reader.body)), reader.lasts
 
 
 def _silent(connection: socket.socket) -> bool:
