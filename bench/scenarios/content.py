@@ -71,7 +71,7 @@ def measure(bench: Bench) -> list[Figure]:
             "/s",
             Budget(round(tree_speeds[0] / 2), at_least=True),
             tree_peers,
-            note="Half of what `sha256sum` and `cp` do without a sync; what is answered is synced all the same.",
+            note="Budget: half of what `sha256sum` and `cp` do without a sync; ours is synced.",
         ),
         Figure("the same tree published again", again_took * 1000, "ms"),
         Figure(
