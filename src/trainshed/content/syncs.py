@@ -7,6 +7,7 @@ file system written out once for all who wait; nothing else is as cheap for many
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import threading
@@ -60,13 +61,16 @@ class Syncs:
             if leads:
                 self._begun, self._running = mine, True
         if leads:
-            code = _sync_all(self._fd)
-            with self._turns:
-                self._running, self._ended = False, mine
-                if code:
-                    # The system tells of it once. It may have been about what the next ones wrote.
-                    self._failed, self._errno = mine + 1, code
-                self._turns.notify_all()
+            code = errno.EINTR
+            try:
+                code = _sync_all(self._fd)
+            finally:
+                with self._turns:
+                    self._running, self._ended = False, mine
+                    if code:
+                        # The system tells of it once. It may have been about what the next ones wrote.
+                        self._failed, self._errno = mine + 1, code
+                    self._turns.notify_all()
         with self._turns:
             if mine <= self._failed:
                 raise OSError(self._errno, os.strerror(self._errno))
