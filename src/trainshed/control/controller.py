@@ -25,10 +25,11 @@ from trainshed.control.fleet import encode_nodes
 from trainshed.control.garbage import Housekeeping
 from trainshed.control.placing import Placer
 from trainshed.control.reconcile import Reconciler
+from trainshed.control.training.gangs import Gangs, Training
 from trainshed.engines.contract import Engine, EngineError
 from trainshed.model.ids import IdFactory
 from trainshed.policy.effective import ServerPolicy
-from trainshed.store import queue, settings
+from trainshed.store import gangs, queue, settings
 from trainshed.store.database import Database, DatabaseUnavailable
 
 DAY_SECONDS = 86_400.0
@@ -66,6 +67,7 @@ class Controller:
         log_retention_days: float = 90.0,
         gc_grace_hours: float = 24.0,
         gc: bool = True,
+        training: Training | None = None,
         store_patience_seconds: float = 0.0,
         poll_seconds: float = 1.0,
         executor: Callable[[str], Executor] | None = None,
@@ -89,6 +91,11 @@ class Controller:
             collecting=Background(executor("collect"), clock, self.wake),
             releasing=Background(executor("release"), clock, self.wake),
         )
+        self._gangs = (
+            None
+            if training is None
+            else Gangs(training, database, engine, content, policy, clock, ids, self._workers)
+        )
         self._reconciler = Reconciler(
             database,
             engine,
@@ -99,6 +106,7 @@ class Controller:
             clock,
             self._workers,
             pull_retries=pull_retries,
+            gangs=self._gangs,
         )
         self._garbage = Housekeeping(
             database,
@@ -137,6 +145,8 @@ class Controller:
         if self._thread.is_alive():
             self._thread.join()
         self._garbage.close()
+        if self._gangs is not None:
+            self._gangs.close()
         self._reconciler.close()
 
     def step(self, changed: set[str] | None = None, *, everything: bool = True) -> bool:
@@ -150,7 +160,8 @@ class Controller:
             self._looked_at_all = now
             self._read_nodes()
             self._check_queue(thoroughly=now - self._swept >= SWEEP_SECONDS)
-        again = self._reconciler.step(changed or set(), everything=everything)
+        again = self._gangs is not None and self._gangs.step(changed or set(), everything=everything)
+        again |= self._reconciler.step(changed or set(), everything=everything)
         self._placer.publish()
         if now - self._swept >= SWEEP_SECONDS:
             self._swept = now
@@ -190,11 +201,14 @@ class Controller:
     def _start_over(self) -> None:
         self._looked_at_all = float("-inf")
         self._placer.reload()
+        if self._gangs is not None:
+            self._gangs.reload()
         self._stopping.wait(_PAUSE_AFTER_ERROR)
 
     def _pause(self) -> float:
         """Seconds until there is something to do without a hint."""
-        due = [t for t in (self._placer.next_delayed(), self._workers.next_due()) if t is not None]
+        tasks = None if self._gangs is None else self._gangs.next_at()
+        due = [t for t in (self._placer.next_delayed(), self._workers.next_due(), tasks) if t is not None]
         return max(0.0, min([self._poll, *(t - self._clock() for t in due)]))
 
     def _read_nodes(self) -> None:
@@ -204,12 +218,16 @@ class Controller:
         if text != self._nodes_text:
             self._database.write(lambda connection: settings.put(connection, settings.NODES, text))
             self._nodes_text = text
+        if self._gangs is not None:
+            self._gangs.read_nodes(nodes)
 
     def _check_queue(self, *, thoroughly: bool) -> None:
         with self._database.snapshot() as connection:
             self._placer.read_changes(connection)
             if self._placer.differs(connection, thoroughly=thoroughly):
                 self._placer.reload()
+            if self._gangs is not None:
+                self._gangs.check(connection, thoroughly=thoroughly)
 
     def _sweep(self) -> None:
         """End what carries our mark and belongs to nobody (promise P6).
@@ -218,7 +236,11 @@ class Controller:
         """
         with self._database.read() as connection:
             known = [allocation.attempt_id for allocation in queue.unreleased(connection)]
-        for stranger in self._engine.sweep(known):
+            units = [] if self._gangs is None else self._gangs.known_units(connection)
+        strangers = list(self._engine.sweep([*known, *units]))
+        if self._gangs is not None:
+            strangers += self._gangs.sweep([*known, *units])
+        for stranger in strangers:
             metrics.strangers.inc()
             log.warning("ended a stranger", attempt=stranger)
         for holder in self._content.release_others(known):
@@ -243,10 +265,12 @@ class Controller:
         """Delete some logs that are past their retention; whether there may be more."""
         with self._database.read() as connection:
             expired = queue.expired_logs(connection, self._clock() - self._retention, _RETIRED_AT_ONCE)
+            units = gangs.units_of(connection, expired)
         for attempt_id in expired:
             try:
                 # In this order, so that a crash between the two leaves no log that nobody deletes.
-                self._engine.forget(attempt_id)
+                for unit in units[attempt_id]:
+                    self._engine.forget(unit)
             except (EngineError, OSError) as error:
                 log.warning("an expired log cannot be deleted", attempt=attempt_id, error=str(error))
                 continue

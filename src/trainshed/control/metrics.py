@@ -30,3 +30,14 @@ passes = Histogram(
     "Duration of a placement pass",
     buckets=(0.0005, 0.001, 0.005, 0.01, 0.1, 1),
 )
+gang_passes = Histogram(
+    "trainshed_gang_pass_seconds",
+    "Duration of a placement pass over training tasks, its commit included",
+    buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 1),
+)
+gang_queue = Gauge(
+    "trainshed_gang_queue_length", "Waiting training tasks by the reason they wait for", ["reason"]
+)
+gang_starts = Counter("trainshed_gang_starts", "Attempts of training tasks whose user code was started")
+gang_ends = Counter("trainshed_gang_ends", "Attempts of training tasks that ended", ["outcome"])
+preemptions = Counter("trainshed_preemptions", "Gangs that had to go for another one")

@@ -12,6 +12,7 @@ from trainshed.control import metrics
 from trainshed.control.accept import project_account, project_limits
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.profiles import revoked_content
+from trainshed.control.training.holding import members_held
 from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Node
 from trainshed.model.states import AllocationState, OutputStatus, State
@@ -123,15 +124,20 @@ class Placer:
         """When the next back-off ends (Unix seconds)."""
         return self._delayed[0][0] if self._delayed else None
 
-    def run(self, nodes: Sequence[Node], held: Sequence[Allocation]) -> tuple[list[Placed], bool]:
-        """One pass: what was placed and stored, and whether another pass should follow at once."""
+    def run(
+        self, nodes: Sequence[Node], held: Sequence[Allocation], planned: Sequence[Held] = ()
+    ) -> tuple[list[Placed], bool]:
+        """One pass: what was placed and stored, and whether another pass should follow at once.
+
+        ``planned`` is kept free for gangs whose victims are on their way out.
+        """
         self._end_delays()
         if not len(self._queue):
             self._decision = None
             return [], False
         begun = time.perf_counter()
         now = self._clock()
-        cluster = Cluster(nodes, [self._held(allocation) for allocation in held])
+        cluster = Cluster(nodes, [*(each for a in held for each in self._holds(a)), *planned])
         projects = self._projects(now)
         decision = place(cluster, self._queue, projects, now=now, rules=self._rules())
         placed = self._store(decision.placements, nodes, now) if decision.placements else []
@@ -191,6 +197,14 @@ class Placer:
                 for project in access.list_projects(connection)
                 if project.id in wanted
             }
+
+    def _holds(self, allocation: Allocation) -> Sequence[Held]:
+        """A gang holds something on several nodes."""
+        if allocation.parts is None:
+            return [self._held(allocation)]
+        leaked = allocation.state is AllocationState.LEAKED
+        end = None if leaked else allocation.held_at + allocation.timeout_seconds
+        return members_held(allocation, end)
 
     def _held(self, allocation: Allocation) -> Held:
         lasts = allocation.timeout_seconds + self._policy.stop_grace_seconds + 60.0

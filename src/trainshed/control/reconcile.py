@@ -28,9 +28,10 @@ from trainshed.control.launching import (
     assigned_gpus,
     build_launch,
 )
-from trainshed.control.placing import Placer
+from trainshed.control.placing import Placed, Placer
 from trainshed.control.preparing import Preparer
 from trainshed.control.snapshots import Snapshots, published_file
+from trainshed.control.training.gangs import Gangs
 from trainshed.control.unstarted import store_failed_starts
 from trainshed.engines.contract import Engine, EngineError, Launch, Observation, Phase
 from trainshed.model.errors import Refusal
@@ -77,7 +78,9 @@ class Reconciler:
         workers: Workers,
         *,
         pull_retries: int,
+        gangs: Gangs | None = None,
     ) -> None:
+        self._gangs = gangs
         self._database = database
         self._engine = engine
         self._content = content
@@ -120,10 +123,17 @@ class Reconciler:
             self._launch(prepared)
         self._observe(held, changed, everything=everything)
         self._release([a for a in unreleased if a.state is not AllocationState.HELD and a.parts is None])
-        placed, again = self._placer.run(self.nodes, unreleased)
+        placed, again = self._place(unreleased)
         if placed:
             self._launch([Active(item.trial, item.allocation) for item in placed])
         return again or self._again or bool(self._collected or self._released)
+
+    def _place(self, unreleased: Sequence[Allocation]) -> tuple[list[Placed], bool]:
+        """Runner Trials and gangs share the nodes."""
+        if self._gangs is None:
+            return self._placer.run(self.nodes, unreleased)
+        nodes = self._gangs.open_to_runners(self.nodes)
+        return self._placer.run(nodes, unreleased, self._gangs.holds())
 
     def close(self) -> None:
         """Finish nothing more; what is under way is repeated by the next process."""

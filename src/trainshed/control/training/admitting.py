@@ -1,0 +1,274 @@
+"""The one transaction in which decisions about gangs become true (promise P5).
+
+What a pass saw is a moment old. Here everything it relied on is asked again under a lock: that nothing holds
+nodes of which it did not know, that the units are there, that every part is free, that the task still waits.
+What does not hold any more is left out, and the next pass decides anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from trainshed.control.crashpoints import Point, reach
+from trainshed.control.training.frozen import spec_of
+from trainshed.control.training.holding import (
+    Occupancy,
+    gpu_words,
+    notice_seconds,
+    parts_of,
+    running_of,
+)
+from trainshed.control.training.sites import Site
+from trainshed.model.ids import IdFactory
+from trainshed.model.resources import Amounts, Node
+from trainshed.model.states import AllocationState, State
+from trainshed.model.training.spec import HOST_IMAGE
+from trainshed.policy.gangs.cluster import LineKey, add_usage
+from trainshed.policy.gangs.quota import Ledger, QuotaTable
+from trainshed.policy.gangs.snapshot import Admission, Eviction, GangReason, Plan, Running, SourceUnits
+from trainshed.store import events, gangs, moves, queue
+from trainshed.store.database import Connection
+from trainshed.store.events import NewEvent
+from trainshed.store.gangs import Gang, NewGang, NewMember
+from trainshed.store.moves import Move
+from trainshed.store.records import Allocation, Task, Trial
+
+ACTOR = "controller"
+NO_LIMIT_SECONDS = 10 * 365 * 86_400
+"""What stands for "as long as it likes" where a number is needed."""
+_SHOWN = 8
+
+
+class Stale(Exception):
+    """Something holds nodes that the pass did not know of: look at the rows again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What is to become true at one site."""
+
+    admissions: Sequence[Admission] = ()
+    evictions: Sequence[Eviction] = ()
+    plans: Mapping[str, Plan | None] = field(default_factory=dict)
+    """Of tasks whose plan changed; ``None`` takes it away."""
+
+    def __bool__(self) -> bool:
+        return bool(self.admissions or self.evictions or self.plans)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What became true."""
+
+    placed: tuple[Gang, ...]
+    evicted: frozenset[str]
+    """Allocations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitter:
+    """Commits what a pass decided at one site."""
+
+    site: Site
+    quotas: QuotaTable
+    known: Collection[str]
+    """Allocations that the pass knew of."""
+    ids: IdFactory
+    clock: Callable[[], float]
+    grace_seconds: float
+
+    def store(self, connection: Connection, decided: Decided) -> Made:
+        """Make it true as far as it still can be. Raises `Stale`."""
+        now = self.clock()
+        gangs.lock_pass(connection)
+        holding = queue.unreleased(connection)
+        if not {allocation.id for allocation in holding} <= set(self.known):
+            raise Stale
+        held = {gang.allocation.id: gang for gang in gangs.held(connection)}
+        wanted = {admission.id for admission in decided.admissions}
+        tasks = gangs.of_trials(connection, wanted)
+        victims = [held[each.id] for each in decided.evictions if each.id in held]
+        moves.lock_jobs(
+            connection, {t.job_id for t, _ in tasks.values()} | {gang.trial.job_id for gang in victims}
+        )
+        # Again, now that nobody else moves them.
+        tasks = gangs.of_trials(connection, wanted)
+        placed = self._admit(connection, decided.admissions, tasks, holding, list(held.values()), now)
+        evicted = self._evict(connection, decided.evictions, held, now)
+        for trial_id, plan in decided.plans.items():
+            text = None if plan is None else json.dumps(plan.as_dict())
+            gangs.change_task(connection, trial_id, {"plan": text})
+        reach(Point.GANG_PLACE_BEFORE_COMMIT)
+        return Made(tuple(placed), frozenset(evicted))
+
+    def _admit(
+        self,
+        connection: Connection,
+        admissions: Sequence[Admission],
+        tasks: Mapping[str, tuple[Trial, Task]],
+        holding: Sequence[Allocation],
+        held: Sequence[Gang],
+        now: float,
+    ) -> list[Gang]:
+        if not admissions:
+            return []
+        here = [a for a in holding if a.engine == self.site.key]
+        room = Occupancy(self.site.nodes, here)
+        ledger = self._ledger([running_of(gang, self.grace_seconds) for gang in held])
+        told: list[NewEvent] = []
+        made: list[tuple[Move, Task, NewGang]] = []
+        numbers = queue.newest_attempts(connection, [admission.id for admission in admissions])
+        for admission in admissions:
+            trial, task = tasks.get(admission.id, (None, None))
+            if trial is None or task is None or trial.state is not State.QUEUED:
+                continue
+            if (task.priority, task.guarantee) != (admission.key.priority, admission.key.guarantee):
+                continue
+            sources = ledger.check(admission.key, admission.key.choices[admission.choice], {})
+            if isinstance(sources, GangReason) or not room.take(admission.parts):
+                continue
+            ledger.charge(admission.key, sources)
+            new = self._new(trial, task, admission, sources, numbers.get(trial.id, ("", 0))[1] + 1, now)
+            told += _told(trial, admission, sources, now)
+            words = _placed_words(admission, simulated=new.allocation.simulated)
+            made.append((Move(trial, State.QUEUED, State.PREPARING, "PLACED", words), task, new))
+        events.record(connection, told)
+        moves.apply(connection, [move for move, _, _ in made], at=now, actor=ACTOR)
+        gangs.open_all(connection, [new for _, _, new in made])
+        placed = []
+        for move, task, new in made:
+            spec = spec_of(task)
+            chosen = _spec_words(new)
+            stage = "starting" if spec.image == HOST_IMAGE else "pulling"
+            values = {"chosen_spec": chosen, "plan": None, "stage": stage, "retained_until": None}
+            gangs.change_task(connection, task.trial_id, values)
+            trial = replace(move.trial, state=State.PREPARING, updated_at=now)
+            after = replace(task, chosen_spec=chosen, plan=None, stage=stage, retained_until=None)
+            placed.append(Gang(trial, after, new.allocation))
+        return placed
+
+    def _ledger(self, running: Sequence[Running]) -> Ledger:
+        used: dict[LineKey, int] = {}
+        lent: dict[tuple[str, str], int] = {}
+        for each in running:
+            add_usage(used, lent, each, 1)
+        return Ledger(self.quotas, used, lent)
+
+    def _new(
+        self,
+        trial: Trial,
+        task: Task,
+        admission: Admission,
+        sources: Sequence[SourceUnits],
+        number: int,
+        now: float,
+    ) -> NewGang:
+        parts = admission.parts
+        total = sum((part.amounts for part in parts), Amounts())
+        models, simulated = gpu_words(parts, self._nodes())
+        allocation = Allocation(
+            id=self.ids.allocation(),
+            attempt_id=self.ids.attempt(),
+            trial_id=trial.id,
+            project_id=trial.project_id,
+            engine=self.site.key,
+            node="",
+            gpu_model=models,
+            gpu_indices="[]",
+            simulated=simulated,
+            gpus=total.gpus,
+            cpus=total.cpus,
+            memory_mb=total.memory_mb,
+            storage_mb=total.storage_mb,
+            shm_mb=total.shm_mb,
+            timeout_seconds=spec_of(task).max_run_seconds or NO_LIMIT_SECONDS,
+            state=AllocationState.HELD,
+            held_at=now,
+            released_at=None,
+            tries=0,
+            evidence=None,
+            parts=json.dumps([part.as_dict() for part in parts]),
+            sources=json.dumps([[s.spec, s.own, s.borrowed, s.supplement] for s in sources]),
+        )
+        members = tuple(NewMember(part.rank, part.role.value, part.node, part.gpus) for part in parts)
+        return NewGang(allocation, number, task.next_cause, members)
+
+    def _nodes(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.site.nodes}
+
+    def _evict(
+        self, connection: Connection, evictions: Sequence[Eviction], held: Mapping[str, Gang], now: float
+    ) -> list[str]:
+        made, told = [], []
+        for each in evictions:
+            gang = held.get(each.id)
+            if gang is None or not gang.held:
+                continue
+            noticed = gang.trial.state in {State.RUNNING, State.CHECKPOINTING}
+            until = now + (notice_seconds(spec_of(gang.task)) if noticed else 0.0)
+            if not gangs.evict(
+                connection, each.id, for_id=each.for_id, reason=each.message, at=now, until=until
+            ):
+                continue
+            made.append(each.id)
+            told.append(
+                NewEvent(
+                    gang.trial.job_id,
+                    gang.trial.id,
+                    now,
+                    ACTOR,
+                    "PREEMPTED",
+                    each.message,
+                    level="warning",
+                )
+            )
+        events.record(connection, told)
+        return made
+
+
+def _spec_words(new: NewGang) -> str:
+    """The specs of a gang, the workers' first where the head has its own."""
+    names = dict.fromkeys(part.spec for part in reversed(parts_of(new.allocation)) if part.spec)
+    return " + ".join(names)
+
+
+def _told(trial: Trial, admission: Admission, sources: Sequence[SourceUnits], now: float) -> list[NewEvent]:
+    """Why this spec (C22), and out of whose units (C23)."""
+
+    def event(code: str, message: str) -> NewEvent:
+        return NewEvent(trial.job_id, trial.id, now, ACTOR, code, message)
+
+    found = []
+    if len(admission.key.choices) > 1:
+        chosen = admission.key.choices[admission.choice].units
+        names = " + ".join(spec for spec, _ in chosen) or "its spec"
+        passed = "; ".join(f"{spec} passed over: {why}" for spec, why in admission.passed_over)
+        found.append(
+            event("SPEC_CHOSEN", f"Chose {names}{': ' + passed if passed else ', the first choice'}.")
+        )
+    units = "; ".join(_source_words(each) for each in sources) or "no units"
+    kind = admission.key.resource_type
+    found.append(event("ADMITTED", f"Admitted as {kind} in pool {admission.key.pool}: {units}."))
+    return found
+
+
+def _source_words(source: SourceUnits) -> str:
+    found = {"own": source.own, "borrowed": source.borrowed, "idle": source.supplement}
+    said = ", ".join(f"{units} {word}" for word, units in found.items() if units)
+    total = source.own + source.borrowed + source.supplement
+    return f"{total} x {source.spec} ({said or 'none'})"
+
+
+def _placed_words(admission: Admission, *, simulated: bool) -> str:
+    parts = admission.parts
+    shown = [
+        f"{part.role.value} {part.rank} on {part.node}"
+        + (f" GPU {', '.join(map(str, part.gpus))}" if part.gpus else "")
+        for part in parts[:_SHOWN]
+    ]
+    more = f"; and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
+    label = " (simulated GPUs)" if simulated else ""
+    many = "replica" if len(parts) == 1 else "replicas"
+    return f"Placed {len(parts)} {many}{label}: {'; '.join(shown)}{more}."

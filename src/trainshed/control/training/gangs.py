@@ -1,0 +1,140 @@
+"""The gangs' part of the controller, put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+
+from trainshed.content.local import LocalContent
+from trainshed.control.background import Workers
+from trainshed.control.training.keys import AttemptFolders
+from trainshed.control.training.placing import GangPlacer, ReadCatalog
+from trainshed.control.training.reconcile import GangReconciler, known_units
+from trainshed.control.training.sites import OpenEngine, Sites, closed_gpus, cordoned_nodes, without_gpus
+from trainshed.control.training.starting import OpenSecrets
+from trainshed.engines.contract import Engine, EngineError
+from trainshed.model.ids import IdFactory
+from trainshed.model.resources import Node
+from trainshed.policy.cluster import Held
+from trainshed.policy.effective import ServerPolicy
+from trainshed.store import gangs, settings
+from trainshed.store.database import Connection, Database
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What the controller needs for training tasks beside what it has for Runner Trials."""
+
+    read_catalog: ReadCatalog
+    open_secrets: OpenSecrets
+    folder: Path
+    """For what Attempts keep to themselves."""
+    open_engine: OpenEngine | None = None
+    """Connects to clusters that are not this machine."""
+
+
+class Gangs:
+    """Everything about gangs that the controller's thread does."""
+
+    def __init__(
+        self,
+        training: Training,
+        database: Database,
+        home: Engine,
+        content: LocalContent,
+        policy: ServerPolicy,
+        clock: Callable[[], float],
+        ids: IdFactory,
+        workers: Workers,
+    ) -> None:
+        self._database = database
+        self._sites = Sites(home, training.open_engine)
+        self._placer = GangPlacer(database, self._sites, policy, clock, ids, training.read_catalog)
+        self._reconciler = GangReconciler(
+            database,
+            self._sites,
+            self._placer,
+            content,
+            AttemptFolders(training.folder),
+            policy,
+            clock,
+            workers,
+            open_secrets=training.open_secrets,
+        )
+        self._fleet_text = ""
+
+    def step(self, changed: set[str], *, everything: bool) -> bool:
+        """One look at all gangs, and a pass; whether another step should follow at once."""
+        news = set(changed)
+        for site in self._sites.all:
+            if site is not self._sites.home:
+                try:
+                    news |= site.engine.changed(0.0)
+                except EngineError as error:
+                    log.warning("an engine does not answer", engine=site.key, reason=error.message)
+        return self._reconciler.step(news, everything=everything)
+
+    def read_nodes(self, home: Sequence[Node]) -> None:
+        """Take in the nodes of this machine, ask the others for theirs, and publish these for readers."""
+        self._sites.read_nodes(home)
+        rows = {
+            cluster: [{"node": asdict(node), "labels": {}} for node in site.nodes]
+            for site in self._sites.all
+            if site is not self._sites.home
+            for cluster in sorted(site.clusters)
+        }
+        text = json.dumps(rows, sort_keys=True)
+        if text != (self._fleet_text or "{}"):
+            self._database.write(lambda connection: settings.put(connection, settings.FLEET, text))
+            self._fleet_text = text
+
+    def reload(self) -> None:
+        self._placer.reload()
+
+    def check(self, connection: Connection, *, thoroughly: bool) -> None:
+        """Start over where the database knows other waiting tasks."""
+        if self._placer.differs(connection, thoroughly=thoroughly):
+            self._placer.reload()
+
+    def next_at(self) -> float | None:
+        """When time alone makes something due (Unix seconds)."""
+        return self._placer.next_at()
+
+    def open_to_runners(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """The nodes of this machine as far as nothing of them is cordoned."""
+        home, cordons = self._sites.home, self._placer.cordons
+        if not cordons:
+            return nodes
+        closed, gpus = cordoned_nodes(home, cordons), closed_gpus(home, cordons)
+        return [
+            without_gpus(node, gpus.get(node.name, frozenset())) for node in nodes if node.name not in closed
+        ]
+
+    def holds(self) -> Sequence[Held]:
+        """What gangs with a plan hold on this machine although nothing of them runs there yet."""
+        return self._placer.holds()
+
+    def known_units(self, connection: Connection) -> list[str]:
+        """Members that engines may still hold."""
+        return known_units(gangs.held(connection))
+
+    def sweep(self, known: Sequence[str]) -> list[str]:
+        """End strangers on the other engines (P6)."""
+        found: list[str] = []
+        for site in self._sites.all:
+            if site is not self._sites.home:
+                try:
+                    found += site.engine.sweep(known)
+                except EngineError as error:
+                    log.warning("an engine could not be swept", engine=site.key, reason=error.message)
+        return found
+
+    def close(self) -> None:
+        self._reconciler.close()
+        self._sites.close()

@@ -1,0 +1,289 @@
+"""What the end of an Attempt leads to: a terminal state, or the queue again (C33-C36, c8). Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainshed.control.training.frozen import spec_of
+from trainshed.control.training.holding import parts_of
+from trainshed.control.training.observing import View
+from trainshed.engines.contract import EndedBy, Observation, Phase
+from trainshed.model.states import State
+from trainshed.policy.gangs import retry
+from trainshed.policy.gangs.retry import Cause, Evidence, ExitClass, FaultPolicy, PastAttempt, Resubmit
+from trainshed.store.gangs import Gang
+from trainshed.store.records import Attempt
+
+_CODE = re.compile(r"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+):\s*")
+FINAL_CODES = frozenset(
+    {
+        "BASH_MISSING",
+        "SSH_UNAVAILABLE",
+        "IMAGE_LACKS_RAY",
+        "IMAGE_UNSUITABLE",
+        "NO_CONTAINER_RUNTIME",
+        "PRECHECK_FAILED",
+        "TRIAL_TIMEOUT",
+        "LAUNCH_INVALID",
+        "NOT_SUPPORTED_BY_ENGINE",
+        "CONTENT_DAMAGED",
+    }
+)
+"""What no other try cures, whatever the budget."""
+_OWN_CODES: Mapping[EndedBy, str] = {
+    EndedBy.PRECHECK: "PRECHECK_FAILED",
+    EndedBy.TIMEOUT: "TRIAL_TIMEOUT",
+    EndedBy.DISK: "DISK_LIMIT_EXCEEDED",
+    EndedBy.MEMORY: "MEMORY_LIMIT_EXCEEDED",
+}
+_PULL_FAILED = "IMAGE_PULL_FAILED"
+_WORDS: Mapping[EndedBy, retry.EndedBy] = {
+    EndedBy.EXIT: retry.EndedBy.EXIT,
+    EndedBy.STOP: retry.EndedBy.STOP,
+    EndedBy.GANG: retry.EndedBy.STOP,
+    EndedBy.TIMEOUT: retry.EndedBy.TIMEOUT,
+    EndedBy.MEMORY: retry.EndedBy.MEMORY,
+    EndedBy.DISK: retry.EndedBy.DISK,
+    EndedBy.NOT_STARTED: retry.EndedBy.NOT_STARTED,
+    EndedBy.PRECHECK: retry.EndedBy.PRECHECK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A start that certainly did not reach user code, for a reason outside of the members."""
+
+    code: str
+    detail: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How an Attempt ended, and what follows."""
+
+    state: State
+    """`SUCCEEDED`, `FAILED`, `CANCELLED`, or `QUEUED` for another Attempt."""
+    code: str
+    message: str
+    ended_by: str
+    exit_class: ExitClass | None = None
+    failed_rank: int | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of ``tasks`` to set, for another Attempt."""
+    not_before: float = 0.0
+    broken: tuple[Evidence, ...] = ()
+    """What was found broken, on nodes of this gang."""
+    cordon_node: str | None = None
+    error: str | None = None
+    """The code that a failed task shows."""
+
+
+def past_of(attempts: Sequence[Attempt], exit_codes: Mapping[str, int | None]) -> list[PastAttempt]:
+    """The ledger of C33, oldest first; ``exit_codes`` are those of each Attempt's failed member."""
+    found = []
+    for each in attempts:
+        ran = 0.0
+        if each.started_at is not None and each.ended_at is not None:
+            ran = max(0.0, each.ended_at - each.started_at)
+        found.append(
+            PastAttempt(
+                Cause(each.cause),
+                None if each.exit_class is None else ExitClass(each.exit_class),
+                f"{each.ended_by}:{each.failed_rank}:{exit_codes.get(each.id)}",
+                ran,
+            )
+        )
+    return found
+
+
+def judge(
+    gang: Gang,
+    view: View | None,
+    *,
+    ledger: Sequence[PastAttempt],
+    evidence: Sequence[Evidence] = (),
+    failure: Failure | None = None,
+    log_tail: str = "",
+    single_machine: bool = False,
+    now: float,
+) -> Judgement:
+    """What an Attempt came to that is over, or never began (then ``failure`` says why).
+
+    ``single_machine``: the engine has one node, so none is excluded; what broke of it is cordoned (c9).
+    """
+    if gang.trial.state is State.STOPPING:
+        return _stopped(view)
+    if gang.allocation.evicted_at is not None and (view is None or _had_to_go(gang, view)):
+        return _preempted(gang, ledger)
+    if failure is None and view is not None and view.succeeded:
+        return Judgement(State.SUCCEEDED, "FINISHED", _success(gang, view), "exit", exit_code=0)
+    return _failed(gang, view, ledger, evidence, failure, log_tail, single_machine, now)
+
+
+def _had_to_go(gang: Gang, view: View) -> bool:
+    """Whether an evicted gang ended because of that: one that was not told yet may have ended by itself."""
+    if not view.has_started:
+        return True
+    at = gang.allocation.evicted_at or 0.0
+    told = view.noticed or any(_asked(each) for each in view.seen)
+    late = (view.ended_at or at) >= at
+    return told or (late and not view.succeeded)
+
+
+def _asked(seen: Observation) -> bool:
+    return seen.exit is not None and seen.exit.ended_by is EndedBy.STOP
+
+
+def _stopped(view: View | None) -> Judgement:
+    if view is None or not view.has_started:
+        return Judgement(State.CANCELLED, "CANCELLED", "Stopped on request before user code started.", "stop")
+    rank = view.failed
+    seen = view.seen[0 if rank is None else rank]
+    code = seen.exit.code if seen.exit else None
+    signal = seen.exit.signal if seen.exit else None
+    how = "with exit code 0" if rank is None else f"with exit code {code}"
+    return Judgement(
+        State.CANCELLED,
+        "CANCELLED",
+        f"Stopped on request; the program ended {how}.",
+        "stop",
+        exit_code=code,
+        exit_signal=signal,
+    )
+
+
+def _preempted(gang: Gang, ledger: Sequence[PastAttempt]) -> Judgement:
+    reason = gang.allocation.evict_reason or "a task of higher rank needs its place"
+    return Judgement(
+        State.QUEUED,
+        "PREEMPTED_QUEUED",
+        f"It made room ({reason}) and is queued again with its first submission time;"
+        f" {retry.resubmissions_used(ledger)} resubmissions used, as before.",
+        "preemption",
+        exit_class=ExitClass.PREEMPTED,
+        task={"next_cause": Cause.PREEMPTED.value},
+    )
+
+
+def _failed(
+    gang: Gang,
+    view: View | None,
+    ledger: Sequence[PastAttempt],
+    evidence: Sequence[Evidence],
+    failure: Failure | None,
+    log_tail: str,
+    single_machine: bool,  # noqa: FBT001 - as of the caller
+    now: float,
+) -> Judgement:
+    spec, parts = spec_of(gang.task), parts_of(gang.allocation)
+    nodes = [part.node for part in parts]
+    ends = _ends(view, nodes, failure, log_tail)
+    ran = 0.0
+    if view is not None and view.started_at is not None:
+        ran = max(0.0, (view.ended_at or now) - view.started_at)
+    here = [each for each in evidence if each.node in set(nodes)]
+    end = retry.GangEnd(ends, here, ran)
+    verdict = retry.classify(end)
+    culprit = end.culprit
+    rank = None if culprit is None else culprit.rank
+    code, final = _code_of(view, failure, rank)
+    fault = FaultPolicy(
+        spec.fault_tolerance.enabled,
+        spec.fault_tolerance.max_resubmissions,
+        spec.fault_tolerance.replace_node,
+    )
+    followed = retry.decide_retry(ledger, end, fault)
+    seen = view.seen[rank] if view is not None and rank is not None else None
+    common: dict[str, Any] = {
+        "ended_by": culprit.ended_by.value if culprit is not None else "lost",
+        "exit_class": verdict.exit_class,
+        "failed_rank": rank,
+        "exit_code": verdict.exit_code,
+        "exit_signal": seen.exit.signal if seen is not None and seen.exit is not None else None,
+        "broken": tuple(here),
+    }
+    if isinstance(followed, Resubmit) and not final:
+        return _again(followed, common, single_machine=single_machine, now=now)
+    message = followed.message if not isinstance(followed, Resubmit) else verdict.message
+    given = "" if isinstance(followed, Resubmit) else followed.code
+    if given == "CRASH_LOOP":
+        return Judgement(State.FAILED, "CRASH_LOOP", message, error=code or "NONZERO_EXIT", **common)
+    error = code or given or "NONZERO_EXIT"
+    return Judgement(State.FAILED, error, message, error=error, **common)
+
+
+def _again(followed: Resubmit, common: Mapping[str, Any], *, single_machine: bool, now: float) -> Judgement:
+    task: dict[str, Any] = {"next_cause": followed.cause.value}
+    code = "RESUBMITTED"
+    cordon = followed.cordon_node
+    if followed.cause is Cause.AUTO_FAILURE:
+        task["resubmissions"] = followed.number
+    if followed.cause is Cause.NODE_REPLACED:
+        code = "NODE_REPLACED"
+        if followed.exclude_node is not None and not single_machine:
+            task["excluded"] = followed.exclude_node
+    delay = followed.delay_seconds
+    later = f"; the next try comes in {delay:g} s" if delay else ""
+    return Judgement(
+        State.QUEUED,
+        code,
+        f"{followed.message[:1].upper()}{followed.message[1:]}{later}.",
+        task=task,
+        not_before=now + delay if delay else 0.0,
+        cordon_node=cordon,
+        **common,
+    )
+
+
+def _ends(
+    view: View | None, nodes: Sequence[str], failure: Failure | None, log_tail: str
+) -> list[retry.ReplicaEnd]:
+    if failure is not None:
+        how = retry.EndedBy.IMAGE if failure.code == _PULL_FAILED else retry.EndedBy.NOT_STARTED
+        said = failure.detail
+        return [retry.ReplicaEnd(0, nodes[0], how, None, 0.0, said, failure.retryable)]
+    found = []
+    for rank, seen in enumerate(view.seen if view is not None else ()):
+        found.append(_end(rank, nodes[rank], seen, log_tail if view and rank == view.failed else ""))
+    return found
+
+
+def _end(rank: int, node: str, seen: Observation, log_tail: str) -> retry.ReplicaEnd:
+    if seen.exit is None:
+        lost = seen.phase is Phase.LOST
+        how = retry.EndedBy.LOST if lost else retry.EndedBy.STOP
+        return retry.ReplicaEnd(rank, node, how, None, float("inf"), seen.detail)
+    done = seen.exit
+    last = log_tail.rstrip().rpartition("\n")[2][-300:] if done.ended_by is EndedBy.EXIT else ""
+    message = _CODE.sub("", done.detail, count=1) or last
+    unstarted = done.ended_by is EndedBy.NOT_STARTED
+    return retry.ReplicaEnd(
+        rank, node, _WORDS[done.ended_by], done.code, done.finished_at, message, unstarted
+    )
+
+
+def _code_of(view: View | None, failure: Failure | None, rank: int | None) -> tuple[str, bool]:
+    """The code that says most, empty if the class says enough; and whether no other try can help."""
+    if failure is not None:
+        return failure.code, failure.code in FINAL_CODES or not failure.retryable
+    done = view.seen[rank].exit if view is not None and rank is not None else None
+    if done is None:
+        return "", False
+    said = _CODE.match(done.detail)
+    code = said.group(1) if said else _OWN_CODES.get(done.ended_by, "")
+    return code, code in FINAL_CODES
+
+
+def _success(gang: Gang, view: View) -> str:
+    many = len(view.seen)
+    if gang.task.kind == "ray":
+        return "The driver succeeded."
+    return (
+        "The program ended with exit code 0." if many == 1 else f"All {many} replicas ended with exit code 0."
+    )

@@ -1,0 +1,233 @@
+"""PREPARE for gangs: the image and what is mounted are brought here before the members start (C11-C13, C38).
+
+Runs beside the controller's thread; the gang holds its nodes meanwhile. Failed pulls are counted by their
+events, so a restart of the server does not begin to count anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from trainshed.content.local import Cancelled, LocalContent, LocalContentError
+from trainshed.control.background import Background
+from trainshed.control.crashpoints import Point, reach
+from trainshed.control.launching import content_mount
+from trainshed.control.training.frozen import spec_of
+from trainshed.engines.contract import Engine, EngineError, Mount
+from trainshed.model.training.catalog import Catalog
+from trainshed.model.training.spec import MountType, TaskSpec
+from trainshed.store import events, gangs, jobs, moves
+from trainshed.store.database import Connection, Database, DatabaseUnavailable
+from trainshed.store.gangs import Gang
+from trainshed.store.records import TrialContent
+
+PULL_FAILED = "IMAGE_PULL_FAILED"
+PULLING, RETRY = "IMAGE_PULLING", "IMAGE_PULL_RETRY"
+_ACTOR = "controller"
+_PROGRESS_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepared:
+    """Why a gang cannot start; user code of none of its members did."""
+
+    code: str
+    detail: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GangPrepared:
+    """What the members mount, on this machine until the Attempt is released."""
+
+    mounts: tuple[Mount, ...] = ()
+
+
+class GangPreparer:
+    """Prepares gangs in an executor. Its public methods are for the controller's one thread."""
+
+    def __init__(
+        self,
+        database: Database,
+        content: LocalContent,
+        clock: Callable[[], float],
+        background: Background,
+    ) -> None:
+        self._database = database
+        self._content = content
+        self._clock = clock
+        self._background = background
+        self._outcomes: dict[str, GangPrepared | Unprepared] = {}
+        self._unwanted: dict[str, threading.Event] = {}
+        self._closing = threading.Event()
+
+    def start(self, gang: Gang, engine: Engine, catalog: Catalog) -> None:
+        """Begin to prepare, unless that goes on already or pauses after a failure."""
+        key = gang.allocation.id
+        if key in self._outcomes or not self._background.offers(key):
+            return
+        unwanted = self._unwanted[key] = threading.Event()
+        self._background.start(key, partial(self._work, gang, engine, catalog, unwanted))
+
+    def outcome(self, allocation_id: str) -> GangPrepared | Unprepared | None:
+        """What preparing came to, if it is over."""
+        return self._outcomes.get(allocation_id)
+
+    def is_busy(self, allocation_id: str) -> bool:
+        return self._background.is_busy(allocation_id)
+
+    def cancel(self, allocation_id: str) -> None:
+        """Have it end soon; whoever waits is woken then."""
+        if (unwanted := self._unwanted.get(allocation_id)) is not None:
+            unwanted.set()
+
+    def forget(self, allocation_id: str) -> None:
+        """Prepare anew when it is asked for: an image that was prepared may have gone."""
+        self._outcomes.pop(allocation_id, None)
+
+    def forget_all_but(self, allocation_ids: Collection[str]) -> None:
+        for key in self._unwanted.keys() - set(allocation_ids):
+            if not self.is_busy(key):
+                del self._unwanted[key]
+                self._outcomes.pop(key, None)
+
+    def close(self) -> None:
+        """Cancel everything; the executor is closed by its owner."""
+        self._closing.set()
+
+    # In an executor
+
+    def _work(self, gang: Gang, engine: Engine, catalog: Catalog, unwanted: threading.Event) -> bool:
+        def cancelled() -> bool:
+            return unwanted.is_set() or self._closing.is_set()
+
+        spec, key = spec_of(gang.task), gang.allocation.id
+        try:
+            if gang.trial.image_resolved is not None:
+                self._tell_pulling(gang)
+                engine.prepare(gang.trial.image_resolved, self._progress(gang), cancelled)
+            mounts = self._mounts(gang, spec, catalog, cancelled)
+            reach(Point.GANG_PREPARE_AFTER_CONTENT)
+            self._outcomes[key] = GangPrepared(mounts)
+        except Cancelled:
+            log.info("preparing was cancelled", trial=gang.trial.id)
+        except (LocalContentError, EngineError) as error:
+            if cancelled():
+                return True
+            if error.code == PULL_FAILED and self._pull_again(gang, spec, error.message):
+                return False
+            self._outcomes[key] = Unprepared(error.code, error.message, error.retryable)
+        except VolumeMissing as error:
+            self._outcomes[key] = Unprepared("VOLUME_UNAVAILABLE", str(error), retryable=True)
+        return True
+
+    def _mounts(
+        self, gang: Gang, spec: TaskSpec, catalog: Catalog, cancelled: Callable[[], bool]
+    ) -> tuple[Mount, ...]:
+        used = self._contents(gang.trial.id)
+        found = []
+        for each in spec.mounts:
+            if each.type is MountType.VOLUME:
+                found.append(_volume_mount(catalog, each.ref, each.mount_path, each.sub_path, each.read_only))
+                continue
+            content = used.get(f"mount:{each.mount_path}")
+            if content is None:
+                missing = f"what is mounted at {each.mount_path} is not recorded"
+                raise LocalContentError("CONTENT_UNAVAILABLE", missing, retryable=False)
+            tree = self._content.tree(content.manifest_sha256, gang.attempt_id, cancelled=cancelled)
+            source = tree / each.sub_path if each.sub_path else tree
+            found.append(content_mount(content.role, source))
+        if cancelled():
+            raise Cancelled
+        return tuple(found)
+
+    def _contents(self, trial_id: str) -> dict[str, TrialContent]:
+        with self._database.read() as connection:
+            used = jobs.contents_of(connection, [trial_id]).get(trial_id, [])
+        return {content.role: content for content in used}
+
+    def _pull_again(self, gang: Gang, spec: TaskSpec, error: str) -> bool:
+        """Count a failed pull; whether the task allows another try (C38)."""
+        now, allowed = self._clock(), spec.image_pull_retries
+
+        def store(connection: Connection) -> bool:
+            moves.lock_jobs(connection, [gang.trial.job_id])
+            before = gangs.count_events(connection, gang.trial.id, RETRY, since=gang.allocation.held_at)
+            if 0 <= allowed <= before:
+                return False
+            bound = "" if allowed < 0 else f" of {allowed}"
+            message = f"Pull retry {before + 1}{bound} of {gang.trial.image_requested}: {error}"
+            events.record(connection, [self._event(gang, RETRY, message, now, "warning")])
+            return True
+
+        return self._database.write(store)
+
+    def _tell_pulling(self, gang: Gang) -> None:
+        now = self._clock()
+
+        def store(connection: Connection) -> None:
+            moves.lock_jobs(connection, [gang.trial.job_id])
+            if gangs.count_events(connection, gang.trial.id, PULLING, since=gang.allocation.held_at) == 0:
+                message = f"Bringing the image {gang.trial.image_requested} to the nodes."
+                events.record(connection, [self._event(gang, PULLING, message, now)])
+
+        self._database.write(store)
+
+    def _progress(self, gang: Gang) -> Callable[[str], None]:
+        """Makes events of what is told, at most one in some seconds."""
+        said: list[tuple[float, str]] = [(self._clock(), "")]
+
+        def say(sentence: str) -> None:
+            now = self._clock()
+            if sentence == said[-1][1] or now - said[-1][0] < _PROGRESS_SECONDS:
+                return
+            said[:] = [(now, sentence)]
+
+            def store(connection: Connection) -> None:
+                moves.lock_jobs(connection, [gang.trial.job_id])
+                events.record(connection, [self._event(gang, PULLING, sentence, now)])
+
+            try:
+                self._database.write(store)
+            except DatabaseUnavailable as error:
+                log.warning("progress was not told", trial=gang.trial.id, reason=str(error))
+
+        return say
+
+    @staticmethod
+    def _event(gang: Gang, code: str, message: str, at: float, level: str = "info") -> events.NewEvent:
+        return events.NewEvent(gang.trial.job_id, gang.trial.id, at, _ACTOR, code, message, level=level)
+
+
+class VolumeMissing(Exception):
+    """A volume is not where the catalogue says."""
+
+
+def volume_path(catalog: Catalog, ref: str, sub_path: str | None = None) -> Path:
+    """Where a volume is on this machine. Raises `VolumeMissing`."""
+    volume = catalog.volume(ref)
+    if volume is None:
+        raise VolumeMissing(f"the catalogue no longer has the volume {ref}")
+    root = Path(volume.path).resolve()
+    place = (root / sub_path).resolve() if sub_path else root
+    # Programs write to volumes: a link in one must not lead a later mount out of it.
+    if not place.is_relative_to(root):
+        raise VolumeMissing(f"{sub_path} in the volume {ref} leads out of it")
+    return place
+
+
+def _volume_mount(catalog: Catalog, ref: str, target: str, sub_path: str | None, read_only: bool) -> Mount:  # noqa: FBT001 - a field of the mount
+    source = volume_path(catalog, ref, sub_path)
+    if sub_path and not read_only:
+        source.mkdir(parents=True, exist_ok=True)
+    if not source.is_dir():
+        raise VolumeMissing(f"the volume {ref} is not at {source} on this machine")
+    return Mount(source, f"mounts{target}", target=target, writable=not read_only)
