@@ -27,6 +27,8 @@ class Seal:
         self._fernet = MultiFernet([Fernet(key) for key in keys])
         self.fingerprint = hashlib.sha256(b"trainshed seal " + keys[0].encode()).hexdigest()[:16]
         """Says which key seals, and nothing about it."""
+        self.digest_key = hashlib.sha256(b"trainshed digests " + keys[-1].encode()).digest()
+        """For keyed digests of hidden values. Of the oldest key: a new one must not change digests."""
 
     def seal(self, values: Mapping[str, str]) -> str | None:
         """The sealed text; ``None`` where there is nothing to hide."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 from trainshed.content.addresses import StoreAddress
 from trainshed.content.local import DEFAULT_CACHE_BYTES
+from trainshed.control.training.catalogs import TrainingRules
 from trainshed.engines import local as engines
 from trainshed.engines.local import DEFAULT_USER, Isolation
 from trainshed.model.images import DOCKER_HUB, RegistryRules, host_fault, parse_mirror, place_fault
@@ -205,6 +207,38 @@ class ContentSettings:
         )
 
 
+def _volume_fault(text: str) -> str | None:
+    name, _, path = text.partition("=")
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) and path.startswith("/"):
+        return None
+    return f"must be ID=/FOLDER, as in runs=/srv/runs, not {text!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """``[training]``: tasks of the kinds `pytorch` and `ray` while nobody applied a catalogue."""
+
+    allow_host_image: bool | None = _setting(
+        None, "Tasks may say `image: host`; unset, on a server with SQLite only."
+    )
+    volumes: tuple[str, ...] = _setting(
+        (), "`ID=/FOLDER` of this machine that tasks may mount and write to.", check=_volume_fault
+    )
+
+    def rules(self, *, embedded: bool) -> TrainingRules:
+        allowed = embedded if self.allow_host_image is None else self.allow_host_image
+        return TrainingRules(allowed, dict(text.split("=", 1) for text in self.volumes))
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSettings:
+    """``[secrets]``: hidden values are encrypted with a key that is not in the database (P9)."""
+
+    key_file: str | None = _setting(
+        None, "Keys, one a line, the newest first; unset, `secrets.key` in the data folder."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """All settings that a file can hold."""
@@ -217,6 +251,8 @@ class Config:
     engine: EngineSettings = field(default_factory=EngineSettings)
     images: ImageSettings = field(default_factory=ImageSettings)
     content: ContentSettings = field(default_factory=ContentSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    secrets: SecretSettings = field(default_factory=SecretSettings)
 
     @property
     def bodies(self) -> BodyLimits:

@@ -53,6 +53,11 @@ class DataFolder:
     def owner_key(self) -> Path:
         return self.root / "owner.key"
 
+    @property
+    def secrets_key(self) -> Path:
+        """With what hidden values are encrypted (P9)."""
+        return self.root / "secrets.key"
+
 
 def open_folder(root: Path) -> DataFolder:
     """Create the folder if needed and prove that it can be written. Raises `FolderUnusable`.

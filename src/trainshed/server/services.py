@@ -10,6 +10,9 @@ from typing import Any
 from trainshed.content.addresses import StoreAddress
 from trainshed.content.blobs import BlobStore
 from trainshed.content.uploads import Uploads
+from trainshed.control.training.accept import TaskAcceptance
+from trainshed.control.training.catalogs import Catalogs
+from trainshed.control.training.operations import TaskOperations
 from trainshed.model.access import Principal
 from trainshed.model.ids import IdFactory
 from trainshed.model.logs import LogFiles
@@ -55,6 +58,10 @@ class Services:
     """Takes a decoded submission; answers the Job's id and whether it is new (see ``control.accept``)."""
     log_files: Callable[[str], LogFiles]
     """Where the frames of an Attempt's output lie."""
+    tasks: TaskAcceptance
+    """Accepts training tasks (contract C)."""
+    task_operations: TaskOperations
+    catalogs: Catalogs
     wake: Callable[[], None]
     """Tells the controller of this process, if there is one, that there is work. Only a hint."""
     machine: Machine

@@ -18,13 +18,17 @@ from trainshed.content.registry import RegistryClient
 from trainshed.control.accept import Acceptance
 from trainshed.control.controller import Controller
 from trainshed.control.images import ImageFreezer
+from trainshed.control.sealing import Seal, read_or_create_keys
+from trainshed.control.training.accept import TaskAcceptance
+from trainshed.control.training.catalogs import Catalogs
+from trainshed.control.training.operations import TaskOperations
 from trainshed.engines.local import Isolation, LocalEngine, describe, log_files
 from trainshed.model.ids import IdFactory
 from trainshed.model.images import machine_architecture
 from trainshed.server.app import create_app
 from trainshed.server.config import Config
 from trainshed.server.cursors import CursorSeal
-from trainshed.server.data_folder import DataFolder
+from trainshed.server.data_folder import DataFolder, FolderUnusable
 from trainshed.server.first_start import prepare
 from trainshed.server.follow import JobWatch
 from trainshed.server.hosting import ControllerHost
@@ -92,6 +96,8 @@ def build(
         )
         stack.callback(registries.close)
         images = ImageFreezer(database, registries)
+        seal = _seal(config, folder)
+        catalogs = Catalogs(database, seal, config.training.rules(embedded=database.dialect == "sqlite"))
         engine = None
         host = None
         if role != "api":
@@ -113,6 +119,9 @@ def build(
             blobs=blobs,
             uploads=uploads,
             accept=Acceptance(database, blobs, policy, clock, ids, images).accept,
+            tasks=TaskAcceptance(database, catalogs, seal, images, clock, ids, key=seal.digest_key),
+            task_operations=TaskOperations(database),
+            catalogs=catalogs,
             log_files=lambda attempt_id: log_files(folder.engine, attempt_id),
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
@@ -133,6 +142,15 @@ def build(
         )
         app = create_app(services, public_only=role == "controller")
         return Deployment(app, services, host, stack.pop_all())
+
+
+def _seal(config: Config, folder: DataFolder) -> Seal:
+    """Raises `FolderUnusable` where the keys cannot be read."""
+    path = Path(config.secrets.key_file) if config.secrets.key_file else folder.secrets_key
+    try:
+        return Seal(*read_or_create_keys(path))
+    except (OSError, ValueError) as error:
+        raise FolderUnusable(f"the keys of hidden values in {path} cannot be used: {error}") from error
 
 
 def _folder_of(blobs: BlobStore) -> list[Path]:

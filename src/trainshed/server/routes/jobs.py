@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from trainshed.control.stopping import accept_stop
+from trainshed.control.training.operations import require
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
 from trainshed.model.states import E_JOB_STATUSES
+from trainshed.model.training.reading import is_training
+from trainshed.model.training.words import shown_state
 from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Reply, Routes
 from trainshed.server.pages import cut_page, open_cursor, page_limit
 from trainshed.server.shapes import jobs as shapes
 from trainshed.server.shapes import requests
+from trainshed.server.shapes import tasks as task_shapes
 from trainshed.server.shapes.common import Page
 from trainshed.server.views import Views, job_result
 from trainshed.store import checkpoints
 from trainshed.store import jobs as store
 from trainshed.store.database import Connection
+from trainshed.store.tasks import Viewer
 
 routes = Routes("jobs")
 
@@ -83,12 +88,36 @@ def submit_job(call: Call) -> Reply:
     A repeated request id with the same input answers the same Job; with other input it is a conflict that
     lists the fields that differ.
     """
-    job_id, created = call.services.accept(call.principal, call.json())
+    document = call.json()
+    if is_training(document):
+        return _submit_task(call, document)
+    job_id, created = call.services.accept(call.principal, document)
     if created:
         call.services.wake()
     with call.services.database.read() as connection:
         job = store.get_job(connection, call.project, job_id)
         return Reply(views(call, connection).job(job), 201 if created else 200)
+
+
+def _submit_task(call: Call, document: object) -> Reply:
+    """C55: answered after the commit, and found from then on."""
+    accepted = call.services.tasks.accept(call.principal, document)
+    if accepted.created:
+        call.services.wake()
+    with call.services.database.read() as connection:
+        viewer = Viewer(call.project, call.principal.actor, everything=True)
+        task, trial = require(connection, viewer, accepted.job_id)
+    answer = task_shapes.SubmittedTask(
+        job_id=task.job_id,
+        trial_id=task.trial_id,
+        task_uuid=task.task_uuid,
+        name=task.name,
+        kind=task.kind,
+        state=shown_state(trial.state),
+        position=None,
+        warnings=[task_shapes.Warned(**each) for each in accepted.warnings],
+    )
+    return Reply(answer, 201 if accepted.created else 200)
 
 
 @routes.get(
