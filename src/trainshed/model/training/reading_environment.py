@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from trainshed.model.content import ContentKind, ContentUri, parse_content_uri
 from trainshed.model.selectors import image_fault
@@ -142,13 +142,19 @@ def read_mounts(spec: Section, roots: Iterable[str]) -> tuple[Mount, ...]:
         taken[mount.mount_path] = (place, mount)
         found.append(mount)
         spec.keep("mounts", place)
-    for path, (place, _) in taken.items():
-        parts = path.split("/")
-        above = next((up for end in range(2, len(parts)) if (up := "/".join(parts[:end])) in taken), None)
-        if above is not None:
-            said = f"{path} lies inside {above}, the path of mounts[{taken[above][0]}]"
-            spec.refuse(f"mounts[{place}]", "MOUNT_NESTED", said)
+    _nested(spec, {path: place for path, (place, _) in taken.items()})
     return tuple(found)
+
+
+def _nested(spec: Section, places: Mapping[str, int]) -> None:
+    around: list[str] = []
+    for path in sorted(places, key=lambda each: f"{each}/"):
+        while around and not path.startswith(f"{around[-1]}/"):
+            around.pop()
+        if around:
+            said = f"{path} lies inside {around[-1]}, the path of mounts[{places[around[-1]]}]"
+            spec.refuse(f"mounts[{places[path]}]", "MOUNT_NESTED", said)
+        around.append(path)
 
 
 def _same_path(entry: Section, mount: Mount, place: int, first: Mount) -> None:

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trainshed.model.errors import Refusal
+from trainshed.model.strict_json import decode_json
+
 if TYPE_CHECKING:
     import yaml
 
 MAX_YAML_BYTES = 4 << 20
 MAX_YAML_DEPTH = 32
-MAX_YAML_VALUES = 200_000
+MAX_YAML_VALUES = 100_000
 MAX_YAML_DOCUMENTS = 16
 _MAX_NUMBER_CHARS = 400
 _MAX_KEY_SHOWN = 80
@@ -63,6 +66,16 @@ class YamlDocument:
             cut = max(path.rfind("."), path.rfind("["))
             path = path[:cut] if cut > 0 else ""
         return self.positions.get(path)
+
+
+def read_text(text: str) -> list[YamlDocument]:
+    """The documents of a file that is YAML or JSON; JSON has no places. Raises `YamlFault`."""
+    if text.lstrip().startswith("{"):
+        try:
+            return [YamlDocument(decode_json(text.encode()), {"": Position(1, 1)})]
+        except (Refusal, UnicodeEncodeError):
+            pass  # YAML has maps in braces too, and says where a fault is
+    return read_yaml_documents(text)
 
 
 def read_yaml(text: str, scalar: Callable[[str], Any] | None = None) -> YamlDocument:
@@ -131,7 +144,11 @@ class _Builder:
 
     def add(self, event: yaml.NodeEvent) -> None:
         """A value, a key, or the beginning of a list or map."""
+        import yaml  # noqa: PLC0415 - as in `read_yaml_documents`
+
         self._count += 1
+        if isinstance(event, yaml.AliasEvent):
+            raise _fault(event, f"the alias `*{_short(event.anchor)}` is not taken; write the value out")
         if event.anchor is not None:
             raise _fault(event, f"the anchor `&{_short(event.anchor)}` is not taken; write each value out")
         if self._count > MAX_YAML_VALUES:
@@ -158,10 +175,8 @@ class _Builder:
             return []
         if isinstance(event, yaml.MappingStartEvent):
             return {}
-        if not isinstance(event, yaml.ScalarEvent):
-            raise _fault(event, "an alias is not taken; write the value out")
-        if event.style or not event.implicit[0]:
-            return event.value
+        if not isinstance(event, yaml.ScalarEvent) or event.style or not event.implicit[0]:
+            return getattr(event, "value", None)
         try:
             return self._scalar(event.value)
         except ValueError as error:
