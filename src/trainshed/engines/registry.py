@@ -11,6 +11,7 @@ from trainshed.engines.contract import Engine
 ENGINES: Mapping[str, str] = {
     "fake": "trainshed.engines.fake:FakeEngine",
     "local": "trainshed.engines.local:LocalEngine",
+    "ray": "trainshed.engines.ray:RayEngine",
 }
 """Name -> ``module:class``. A new engine adds its line here."""
 

@@ -1,4 +1,4 @@
-"""The submitter of a Ray task: has the driver run as a Ray Job and prints its output as its own (C52).
+"""The submitter of a Ray task: has the driver run as a Ray Job, prints what it prints (C52).
 
 It ends with the driver's code, after the head has ended the cluster: what the members logged is then complete.
 """

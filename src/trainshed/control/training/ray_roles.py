@@ -9,8 +9,8 @@ member's `Launch` from a `RayPart` and adds the task's variables, hidden values,
     launch = Launch(unit_id, part.argv, {**task_env, **part.env}, files, …,
                     mounts=(*mounts, *part.mounts), gang=Gang(…, role=part.role))
 
-Ranks: the head is 0, workers are 1 to N, the submitter is N + 1 (`TaskSpec.roles`). **To stop a task, stop the
-submitter alone**: it ends the driver within its grace, then the cluster; whoever is left after that is stopped.
+Ranks: the head is 0, workers are 1 to N, the submitter is N + 1 (`TaskSpec.roles`). **To stop a task, stop
+the submitter alone**: it ends the driver within its grace, then the cluster; whoever is left is stopped then.
 """
 
 from __future__ import annotations
