@@ -13,7 +13,18 @@ import os
 import resource
 import signal
 
-from trainshed.jobkit import cgroups, container, folder, linux, mounts, procs, sandbox, seccomp, tree
+from trainshed.jobkit import (
+    cgroups,
+    container,
+    folder,
+    linux,
+    mounts,
+    neighbours,
+    procs,
+    sandbox,
+    seccomp,
+    tree,
+)
 
 _GO, _CHECK = b"g", b"c"
 _DEFAULT_SIGNALS = (
@@ -172,7 +183,10 @@ def _become(path: str, shim: int, pipes: tuple[int, int, int], output: tuple[int
     except BaseException as error:  # noqa: BLE001 - nothing may return into the shim's code
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         name = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
-        os.write(status_write, f"It cannot {step}: {reason}{name}.".encode()[:_MESSAGE_BYTES])
+        words = f"It cannot {step}: {reason}{name}."
+        if reason.startswith(neighbours.UNAVAILABLE):
+            words = f"{reason}."
+        os.write(status_write, words.encode()[:_MESSAGE_BYTES])
     finally:
         os._exit(127)
 
@@ -210,6 +224,12 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
     folder.reserve(path)
     work = os.path.join(path, folder.WORK)
     tree.fill(work, launch["files"])
+    if launch.get("notice"):
+        tree.fill(os.path.join(path, folder.TEMPORARY), [])
+    hidden = folder.read(path, folder.SECRETS) or {}
+    logins = launch.get("logins")
+    if logins and logins["reason"]:
+        raise neighbours.unavailable(logins["reason"])
     limits = launch["limits"]
     box, image = launch.get("sandbox"), launch.get("container")
     keeper = make_container(path, image, launch["attempt_id"]) if image else None
@@ -224,6 +244,7 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
     view = mounts.MOUNT
+    sshd: tuple[int, ...] = ()
     if keeper and image:
         enter_container(keeper, image["user"])
         launch["env"] = keeper.environment | launch["env"]
@@ -232,10 +253,13 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
         enter_sandbox(path, box, limits["shm_mb"], launch["env"])
         private = True
     else:
-        view = _own_view(path, launch)
+        view = _own_view(path, launch, hidden.get("keys", {}))
         private = view == mounts.MOUNT
+        if logins:
+            sshd = (_start_sshd(path, logins, launch["env"]),)
         linux.forbid_new_privileges()
         os.chdir(work)
+    launch["env"] |= hidden.get("env", {})
     enforcement["shm"] = "mount" if private else cgroups.NOT_ENFORCED
     enforcement["mounts"] = view
     enforcement |= {"storage": "watched", "log": "shim", "tree": launch["killing"]}
@@ -251,8 +275,14 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
         limits["log_bytes"],
         json.dumps(enforcement).encode(),
         keeper.layer if keeper else "",
-        tuple(keeper.helpers) if keeper else (),
+        tuple(keeper.helpers) if keeper else sshd,
     )
+
+
+def _start_sshd(path: str, logins: folder.Json, env: dict[str, str]) -> int:
+    from trainshed.jobkit import logins as servers  # noqa: PLC0415 - most programs have none
+
+    return servers.start_sshd(path, logins, env)
 
 
 def make_container(path: str, image: folder.Json, attempt_id: str) -> container.Keeper:
@@ -288,13 +318,15 @@ def enter_sandbox(path: str, box: folder.Json, shm_mb: int, env: dict[str, str])
     sandbox.enter(path, box, shm_mb * cgroups.MIB, marks)
 
 
-def _own_view(path: str, launch: folder.Json) -> str:
+def _own_view(path: str, launch: folder.Json, keys: dict[str, str]) -> str:
     """Give this process its own shared memory and the mounts of its launch; says how they are kept from it.
 
     Where a namespace cannot be had, shared memory is the machine's and the mounts are links.
     """
     entries = launch.get("mounts", [])
     own = launch["private_shm"] and _private_shared_memory(launch["limits"]["shm_mb"])
+    if own and launch.get("neighbours"):
+        neighbours.show(path, launch.get("logins"), keys)
     if entries and own:
         mounts.bind(path, entries)
     elif entries:

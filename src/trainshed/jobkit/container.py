@@ -64,15 +64,17 @@ if TYPE_CHECKING:
 class Keeper:
     """A container that was made: its first process, and what is needed of it before we are inside."""
 
-    __slots__ = ("environment", "helpers", "layer", "mounts", "pid")
+    __slots__ = ("environment", "helpers", "layer", "mounts", "pid", "writable")
 
-    def __init__(self, pid: int, helpers: list[int]) -> None:
+    def __init__(self, pid: int, helpers: list[int], writable: list[str]) -> None:
         self.pid = pid
         self.helpers = helpers
         """Processes that stay beside the program: the keeper and the runtime's monitor."""
         self.environment = _variables(pid)
         """The image's variables, with what the runtime and the GPU's driver add."""
         self.mounts = _mounts(pid)
+        self.writable = writable
+        """Where something of the machine is mounted for writing."""
         self.layer = _upper(self.mounts)
         """Where on the disk lies what the program changes in the image's own files; empty if it cannot."""
 
@@ -89,7 +91,7 @@ def start(path: str, box: Json, attempt_id: str) -> Keeper:
     pid = _number(box["keeper"]) if box["keeper"] else int(said.strip() or 0)
     if not pid or not _became_keeper(pid, procs.MARK + attempt_id.encode()):
         raise OSError(0, f"the container ended as soon as it was made: {_last_words(said)}")
-    return Keeper(pid, [pid, *([monitor] if monitor else [])])
+    return Keeper(pid, [pid, *([monitor] if monitor else [])], box.get("writable", []))
 
 
 def enter(keeper: Keeper, user: int | None) -> None:
@@ -103,7 +105,7 @@ def enter(keeper: Keeper, user: int | None) -> None:
     sys.path.clear()
     sys.meta_path.clear()
     sandbox.join(keeper.pid, _NAMESPACES)
-    _restrict(keeper.mounts)
+    _restrict(keeper.mounts, keeper.writable)
     linux.drop_privileges(user)
     os.chdir(sandbox.WORK)
 
@@ -213,12 +215,12 @@ def _upper(mounts: list[tuple[str, str, list[str], list[str]]]) -> str:
     return ""
 
 
-def _restrict(mounts: list[tuple[str, str, list[str], list[str]]]) -> None:
+def _restrict(mounts: list[tuple[str, str, list[str], list[str]]], shared: list[str]) -> None:
     """Leave nothing writable but what is measured, and no device of the image's usable.
 
     The runtime mounts some files of its own for writing (``/etc/hosts``), which nobody measures.
     """
-    ours = {sandbox.WORK, *sandbox.TEMPORARY}
+    ours = {sandbox.WORK, *sandbox.TEMPORARY, *shared}
     for place, kind, options, _ in mounts:
         writable = place == "/" or place in ours
         if kind in _KERNEL_FILES or (not writable and "ro" in options):

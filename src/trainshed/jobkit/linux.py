@@ -102,6 +102,11 @@ def read_only(place: str) -> None:
     _mount(None, place, _MS_READ_ONLY | _MS_NOSUID_NODEV)
 
 
+def writable(place: str) -> None:
+    """Keep set-uid programs and devices of the mount at ``place`` from being used."""
+    _mount(None, place, _MS_REMOUNT_BIND | _MS_NOSUID_NODEV)
+
+
 def forbid_binding(place: str) -> None:
     """Have the mount at ``place`` left out of binds of what lies above it."""
     _mount(None, place, _MS_UNBINDABLE)

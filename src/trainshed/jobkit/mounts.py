@@ -27,29 +27,31 @@ _REPLACED = ("proc", "dev", "run", "tmp")  # a sandbox has its own of these
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Entry = tuple[str, str, str | None]
-    """Source, place below the folder of mounts, absolute path or nothing."""
+    from collections.abc import Collection
+
+    Entry = tuple[str, str, str | None, bool]
+    """Source, place below the folder of mounts, absolute path or nothing, whether it may be written."""
 
 
 def bind(path: str, entries: list[Entry]) -> None:
-    """Bind ``entries`` for the attempt folder ``path`` in this process's own mount namespace, read-only.
+    """Bind ``entries`` for the attempt folder ``path`` in this process's own mount namespace.
 
     Raises `OSError` with the reason.
     """
     content = os.path.join(path, folder.CONTENT)
     os.makedirs(content, mode=0o755, exist_ok=True)
-    wanted = {target: source for source, _, target in entries if target}
+    wanted = {target: (source, writable) for source, _, target, writable in entries if target}
     covers = _covers(wanted)
     if covers.pop("/", None):
         _cover_root(content)
     linux.mount_tmpfs(content, _TMPFS)
-    for source, place, _ in entries:
-        _bind_at(source, os.path.join(content, place))
+    for source, place, _, writable in entries:
+        _bind_at(source, os.path.join(content, place), writable=writable)
     linux.read_only(content)
     for above in sorted(covers):
         _cover(above)
-    for target, source in sorted(wanted.items()):
-        _bind_at(source, target)
+    for target, (source, writable) in sorted(wanted.items()):
+        _bind_at(source, target, writable=writable)
     for above in covers:
         linux.read_only(above)
     if wanted:
@@ -57,13 +59,16 @@ def bind(path: str, entries: list[Entry]) -> None:
 
 
 def link(path: str, entries: list[Entry]) -> None:
-    """Make symbolic links to ``entries`` for the attempt folder ``path``. Raises `OSError`."""
+    """Make symbolic links to ``entries`` for the attempt folder ``path``. Raises `OSError`.
+
+    What may be written is only below the folder of mounts, whatever absolute path it belongs at.
+    """
     content = os.path.join(path, folder.CONTENT)
     tree.remove(content)
     os.mkdir(content, 0o755)
     made = [content]
-    for source, place, target in entries:
-        if target:
+    for source, place, target, writable in entries:
+        if target and not writable:
             raise OSError(errno.EPERM, "nobody may mount here, so nothing can be shown at", target)
         point = os.path.join(content, place)
         parent = os.path.dirname(point)
@@ -76,7 +81,7 @@ def link(path: str, entries: list[Entry]) -> None:
 
 def sandbox_arguments(entries: list[Entry]) -> tuple[list[str], list[str]]:
     """What bubblewrap is told: how to show the machine's files, and what to mount once ``/run`` is there."""
-    wanted = {target: source for source, _, target in entries if target}
+    wanted = {target: (source, writable) for source, _, target, writable in entries if target}
     covers = _covers(wanted)
     first = whole = ["--ro-bind", "/", "/"]
     if covers.pop("/", None):
@@ -86,14 +91,14 @@ def sandbox_arguments(entries: list[Entry]) -> tuple[list[str], list[str]]:
         first += ("--tmpfs", above)
         for name in _entries(above):
             first += _shown(above, name)
-    for target, source in sorted(wanted.items()):
-        first += (*_parents(target), "--ro-bind", source, target)
+    for target, (source, writable) in sorted(wanted.items()):
+        first += (*_parents(target), "--bind" if writable else "--ro-bind", source, target)
     for above in covers:
         first += ("--remount-ro", above)
     last: list[str] = []
-    for source, place, _ in entries:
+    for source, place, _, writable in entries:
         point = f"{SANDBOX_CONTENT}/{place}"
-        last += (*_parents(point), "--ro-bind", source, point)
+        last += (*_parents(point), "--bind" if writable else "--ro-bind", source, point)
     return first, last + ([] if first[:3] == whole else ["--remount-ro", "/"])
 
 
@@ -136,7 +141,7 @@ def _unescaped(name: bytes) -> bytes:
     return parts[0] + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in parts[1:])
 
 
-def _covers(wanted: dict[str, str]) -> dict[str, list[str]]:
+def _covers(wanted: Collection[str]) -> dict[str, list[str]]:
     """The folders that need a new name in or below them, with the paths that need it."""
     covers: dict[str, list[str]] = {}
     for target in wanted:
@@ -177,11 +182,18 @@ def _parents(point: str) -> list[str]:
 
 
 def _cover(above: str) -> None:
-    """Put an empty folder in the place of ``above``, with what it held bound back into it."""
-    names = _entries(above)
+    cover(above, _TMPFS)
+
+
+def cover(above: str, options: bytes, without: Collection[str] = ()) -> None:
+    """Put a folder in memory in the place of ``above``, with what it held bound back into it.
+
+    Names in ``without`` are left out. Raises `OSError`.
+    """
+    names = [name for name in _entries(above) if name not in without]
     fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        linux.mount_tmpfs(above, _TMPFS)
+        linux.mount_tmpfs(above, options)
         for name in names:
             _bind_back(f"/proc/self/fd/{fd}/{name}", os.path.join(above, name))
     finally:
@@ -205,12 +217,15 @@ def _bind_back(source: str, place: str) -> None:
     linux.bind(source, place, recursive=True)
 
 
-def _bind_at(source: str, place: str) -> None:
+def _bind_at(source: str, place: str, *, writable: bool = False) -> None:
     os.makedirs(os.path.dirname(place), mode=0o755, exist_ok=True)
     if not os.path.lexists(place):
         _make_point(source, place)
     linux.bind(source, place)
-    linux.read_only(place)
+    if writable:
+        linux.writable(place)
+    else:
+        linux.read_only(place)
 
 
 def _make_point(source: str, place: str) -> None:

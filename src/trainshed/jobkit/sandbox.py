@@ -16,7 +16,7 @@ import fcntl
 import os
 import signal
 
-from trainshed.jobkit import folder, linux, mounts, procs
+from trainshed.jobkit import folder, linux, mounts, neighbours, procs
 
 NAME, NONE = "bubblewrap", "none"
 """What an attempt says of its isolation."""
@@ -55,6 +55,8 @@ def _arguments(path: str, sandbox: Json, shm_bytes: int) -> list[str]:
         # Programs that look up their own name to talk to themselves find the only address there is.
         arguments += ("--unshare-net", "--hostname", "localhost")
     arguments += ("--cap-drop", "ALL", *machine, "--proc", "/proc", "--dev", "/dev")
+    in_run, elsewhere = _neighbours(sandbox.get("shown", []))
+    arguments += elsewhere
     arguments += ("--perms", "1777", "--size", str(shm_bytes), "--tmpfs", "/dev/shm")  # noqa: S108 - inside
     for device in sandbox["devices"]:
         arguments += ("--dev-bind", device, device)
@@ -66,8 +68,19 @@ def _arguments(path: str, sandbox: Json, shm_bytes: int) -> list[str]:
     arguments += ("--tmpfs", "/run")
     for shared in _shared_of_run(sandbox["network"]):
         arguments += ("--perms", "0755", "--dir", os.path.dirname(shared), "--ro-bind", shared, shared)
-    arguments += ("--bind", os.path.join(path, folder.WORK), WORK, *content)
+    arguments += (*in_run, "--bind", os.path.join(path, folder.WORK), WORK, *content)
     return [*arguments, "--remount-ro", "/run", "cat"]
+
+
+def _neighbours(shown: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """What bubblewrap is told of a gang's files: once ``/run`` is there, and before that."""
+    in_run: list[str] = []
+    # Nobody but root sees root's home as it is; here it holds what the gang is told.
+    elsewhere = ["--perms", "0755", "--tmpfs", neighbours.HOME] if shown else []
+    for source, place in shown:
+        words = in_run if place.startswith(f"{neighbours.INSIDE}/") else elsewhere
+        words += ("--ro-bind", source, place)
+    return in_run + (["--remount-ro", neighbours.HOME] if shown else []), elsewhere
 
 
 def _shared_of_run(network: str) -> list[str]:

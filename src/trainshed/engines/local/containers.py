@@ -279,7 +279,8 @@ class Containers:
             binds=[*ours, *binds],
             devices=gpu_devices(launch.gpus),
         )
-        return self._box(runtime, path, wanted)
+        writable = [bind.target for bind in binds if not bind.read_only]
+        return {**self._box(runtime, path, wanted), "writable": writable}
 
     def _template(self, attempt_id: str) -> Container:
         """A container of nothing yet, by itself and without network."""

@@ -103,6 +103,7 @@ class LocalEngine:
             isolation=self._isolation,
             images=self._images,
             containers=self._containers,
+            meetings=self._meetings,
         )
         self._supervisors = Path(self._layout.v2, _SUPERVISORS) if self._layout.v2 else None
         self._forks = ForkServer(self._root / "forkserver.log", base_environment(), self._supervisors)

@@ -24,13 +24,22 @@ def mounts(launch: Launch, engine_root: Path, *, may_mount: bool) -> list[list[A
             _refuse(f"the mount of {mount.source} at {mount.place!r} names no place below a folder")
         seen.append(f"/{mount.place}")
         if mount.target is not None:
-            _check_target(mount.target, engine_root, may_mount=may_mount)
+            _check_target(mount.target, engine_root, may_mount=may_mount or mount.writable)
             seen.append(f"//{mount.target}")
     ordered = sorted(f"{each}/" for each in seen)
     for before, after in pairwise(ordered):
         if after.startswith(before):
             _refuse(f"{after.strip('/')} is mounted at or below {before.strip('/')}")
-    return [[os.fspath(mount.source), mount.place, mount.target] for mount in launch.mounts]
+    return [[os.fspath(mount.source), mount.place, mount.target, mount.writable] for mount in launch.mounts]
+
+
+def elsewhere(launch: Launch, base: str) -> list[str]:
+    """What is not at its absolute path where nobody may mount, with where it is instead."""
+    return [
+        f"The server may not mount here: what belongs at {mount.target} is at {base}/{mount.place}."
+        for mount in launch.mounts
+        if mount.target is not None
+    ]
 
 
 def variables(paths: Mapping[str, str], launched: Sequence[Mount], base: str) -> dict[str, str]:

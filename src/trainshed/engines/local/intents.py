@@ -12,15 +12,18 @@ from trainshed.engines.local.containers import MARK, Containers
 from trainshed.engines.local.environment import program_environment
 from trainshed.engines.local.images import ImageCache
 from trainshed.engines.local.isolation import Isolation
+from trainshed.engines.local.meetings import Meetings
 from trainshed.engines.local.runtimes import Bind
-from trainshed.jobkit import cgroups, folder, mounts
+from trainshed.engines.local.training import TrainingIntents
+from trainshed.jobkit import cgroups, folder, mounts, neighbours, sandbox
+from trainshed.jobkit import container as containers
 from trainshed.model.resources import Amounts
 
 
 class Intents:
     """Turns launches into folders that a shim can work from."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what an engine consists of
         self,
         *,
         root: Path,
@@ -31,6 +34,7 @@ class Intents:
         isolation: Isolation | None,
         images: ImageCache,
         containers: Containers,
+        meetings: Meetings,
     ) -> None:
         self._root = root
         self._instance = instance
@@ -40,6 +44,7 @@ class Intents:
         self._isolation = isolation
         self._images = images
         self._containers = containers
+        self._training = TrainingIntents(root / "attempts", meetings, may_mount=private_shm)
 
     def record(self, path: Path, launch: Launch, *, real_gpus_present: bool) -> None:
         """Write the launch into the attempt folder ``path``. Raises `EngineError`, `OSError`."""
@@ -49,10 +54,12 @@ class Intents:
         memory_mb = min(limits.memory_mb, totals.memory_mb)
         apart = self._isolation is not None or launch.image is not None
         may_mount = self._private_shm or apart
+        self._training.check(launch)
         mounted = inputs.mounts(launch, self._root, may_mount=may_mount)
         content = mounts.SANDBOX_CONTENT if apart else os.fspath(path / folder.CONTENT)
+        own = {**launch.env, **inputs.variables(launch.paths, launch.mounts, content)}
         environment = program_environment(
-            {**launch.env, **inputs.variables(launch.paths, launch.mounts, content)},
+            own | self._training.variables(launch, apart=apart),
             launch.gpus,
             attempt_id=launch.attempt_id,
             instance=self._instance,
@@ -62,6 +69,9 @@ class Intents:
         )
         container = self._container(launch, mounted)
         path.mkdir(mode=0o700, exist_ok=True)
+        elsewhere = [] if may_mount else inputs.elsewhere(launch, content)
+        self._training.write(path, launch, apart=apart, elsewhere=elsewhere)
+        kept_apart = containers.NAME if launch.image is not None else sandbox.NAME if apart else ""
         if launch.image is not None:
             (path / MARK).write_text(launch.image, encoding="utf-8")
         folder.write_durably(
@@ -89,6 +99,7 @@ class Intents:
                 "mounts": mounted,
                 "sandbox": self._sandbox(launch, mounted),
                 "container": container,
+                **self._training.for_child(launch, apart=kept_apart),
             },
         )
 
@@ -102,14 +113,22 @@ class Intents:
         if known.fault:
             raise EngineError("IMAGE_UNSUITABLE", known.fault, retryable=False)
         binds = [
-            Bind(Path(source), where, read_only=True)
-            for source, place, target in mounted
+            Bind(Path(source), where, read_only=not writable)
+            for source, place, target, writable in mounted
             for where in (f"{mounts.SANDBOX_CONTENT}/{place}", target)
             if where
         ]
+        binds += [Bind(Path(source), where, read_only=True) for source, where in self._shown(launch)]
         return self._containers.box(launch, known.id, binds)
+
+    def _shown(self, launch: Launch) -> list[tuple[str, str]]:
+        """What a member of a gang sees of the others where it sees folders of its own."""
+        if launch.gang is None:
+            return []
+        return neighbours.shown(os.fspath(self._root / "attempts" / launch.attempt_id), inside=True)
 
     def _sandbox(self, launch: Launch, mounted: list[list[Any]]) -> dict[str, Any] | None:
         if self._isolation is None or launch.image is not None:
             return None
-        return {**self._isolation.sandbox(launch.gpus), "mounts": mounted}
+        shown = self._shown(launch)
+        return {**self._isolation.sandbox(launch.gpus), "mounts": mounted, "shown": shown}

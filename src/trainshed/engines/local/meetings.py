@@ -65,7 +65,7 @@ class Meetings:
     def _decide(self, gang_id: str, size: int, slots: Sequence[int]) -> dict[str, Any]:
         held = list(self._held())
         addresses = {host["address"] for each in held for host in each["hosts"]}
-        ports = {each["port"] for each in held}
+        ports = {port for each in held for port in (each["port"], each["check_port"])}
         # Below the last byte 1 to 250: nothing that a program takes for a network or a broadcast.
         free = (
             str(self._net + number)
@@ -79,7 +79,16 @@ class Meetings:
             ending = f"-{rank}"
             name = label[: _LABEL_CHARS - len(ending)].rstrip("-") + ending if self._names else address
             hosts.append({"name": name, "address": address, "slots": max(1, amount)})
-        return {"hosts": hosts, "port": self._free_port(chosen[0], ports), "size": size}
+        port = self._free_port(chosen[0], ports)
+        check_port = self._free_port(chosen[0], {*ports, port})
+        return {"hosts": hosts, "port": port, "check_port": check_port, "size": size}
+
+    def check_port(self, gang_id: str) -> int:
+        """Where the check before training of a gang meets. Raises `EngineError` if it was never decided."""
+        known = folder.read(self.root / gang_id, MEETING)
+        if not known:
+            raise EngineError("LAUNCH_INVALID", f"{gang_id} was given no place to meet", retryable=False)
+        return int(known["check_port"])
 
     def _free_port(self, address: str, taken: Collection[int]) -> int:
         for step in range(len(_PORTS)):
@@ -130,6 +139,14 @@ class Meetings:
         for path in self.root.iterdir():
             if path.name not in gangs and not folder.exists(path, RELEASED):
                 (path / RELEASED).touch()
+
+
+def free_port(address: str) -> int:
+    """A port that is free now. Raises `EngineError`."""
+    for port in _PORTS:
+        if is_free(port, address):
+            return port
+    raise EngineError("NO_FREE_PORT", f"no port of {address} is free", retryable=True)
 
 
 def is_free(port: int, address: str) -> bool:

@@ -68,6 +68,7 @@ def release(
         try:
             tree.remove(path / folder.WORK)
             tree.remove(path / folder.TEMPORARY)
+            folder.forget_secrets(path)
             (path / folder.CONTROL).unlink(missing_ok=True)
             end_log(path)
             work_gone = True
