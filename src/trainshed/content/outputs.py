@@ -17,7 +17,7 @@ import stat
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -394,6 +394,11 @@ class _Collector:
             else:
                 self.large -= 1
                 pending.file.close()
+        if isinstance(outcome, StoreFull) and (large := [each for each in self.pending if each.file]):
+            # One that is too large may have taken the room for a moment.
+            wait([self._hand_out(each.bundle) for each in large])
+            content = pending.bundle.contents[pending.place]
+            outcome = self._store_one(Blob(hashlib.sha256(content).hexdigest(), len(content)), content)
         if isinstance(outcome, BlobError):
             raise outcome
         return outcome
