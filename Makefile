@@ -22,6 +22,7 @@ demo: install ## Start a server, train a small model, verify what came back, sto
 
 test: $(VENV)/.tested-with $(CLIENT)/.installed lint ## Lint, then run every test
 	@scripts/install-postgresql && scripts/install-bubblewrap && scripts/install-containers
+	@scripts/install-ssh && scripts/install-torch
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.tested-with ## Style, formatting, types and import rules
@@ -35,7 +36,7 @@ bench: $(BENCH)/.installed ## Measure against the speed budget, peers beside us;
 	$(BENCH)/bin/python -m bench $(BENCH_ARGS)
 
 clean: ## Remove what the targets above made
-	rm -rf $(VENV) $(CLIENT) $(BENCH) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results.json
+	rm -rf $(VENV) $(CLIENT) $(BENCH) .venv-torch .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results.json
 
 # A fresh virtual environment with a pip that knows dependency groups (25.1).
 define new_environment

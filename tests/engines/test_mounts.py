@@ -418,7 +418,7 @@ def test_C12_what_a_covered_folder_held_is_still_there(mountable, data, way, tmp
     (shelf / "inner" / "kept").write_text("kept")
     (shelf / "file").write_text("file")
     (shelf / "link").symlink_to("file")
-    entries: list[mounts.Entry] = [(str(data), "data", str(shelf / "new" / "er"))]
+    entries: list[mounts.Entry] = [(str(data), "data", str(shelf / "new" / "er"), False)]
     attempt = tmp_path / "attempt"
     attempt.mkdir()
     reader, writer = os.pipe()
