@@ -228,7 +228,8 @@ _QUIET: dict[str, tuple[Any, list[Point]]] = {}
 
 
 def test_the_stories_pass_every_point_there_is():
-    assert set().union(*(story.points for story in STORIES.values())) == set(Point)
+    of_trials = {point for point in Point if not point.startswith("gang.")}
+    assert set().union(*(story.points for story in STORIES.values())) == of_trials
 
 
 @pytest.mark.parametrize(("name", "point"), CASES)

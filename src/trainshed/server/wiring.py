@@ -21,10 +21,15 @@ from trainshed.control.images import ImageFreezer
 from trainshed.control.sealing import Seal, read_or_create_keys
 from trainshed.control.training.accept import TaskAcceptance
 from trainshed.control.training.catalogs import Catalogs
+from trainshed.control.training.gangs import Training
 from trainshed.control.training.operations import TaskOperations
+from trainshed.control.training.sites import OpenEngine
+from trainshed.engines.contract import Engine, EngineError
 from trainshed.engines.local import Isolation, LocalEngine, describe, log_files
 from trainshed.model.ids import IdFactory
 from trainshed.model.images import machine_architecture
+from trainshed.model.training.catalog import Cluster
+from trainshed.model.training.catalog import Engine as EngineKind
 from trainshed.server.app import create_app
 from trainshed.server.config import Config
 from trainshed.server.cursors import CursorSeal
@@ -110,7 +115,10 @@ def build(
             )
             stack.callback(engine.close)
             _publish_machine(database, engine, isolation)
-            host = _host(config, folder, database, engine, blobs, ids)
+            training = Training(
+                catalogs.current, seal.open, folder.root / "gangs", _engine_opener(folder.root / "engines")
+            )
+            host = _host(config, folder, database, engine, blobs, ids, training)
             stack.callback(host.stop)
         uploads = open_uploads(config.content, folder.content, blobs, database, clock)
         stack.callback(uploads.close)
@@ -164,6 +172,7 @@ def _host(
     engine: LocalEngine,
     blobs: BlobStore,
     ids: IdFactory,
+    training: Training,
 ) -> ControllerHost:
     # Links reach no other file system, so the cache lies beside the blobs of a local store.
     [above] = _folder_of(blobs) or [folder.root]
@@ -181,10 +190,27 @@ def _host(
             log_retention_days=config.logs.retention_days,
             gc=config.content.gc,
             gc_grace_hours=config.content.gc_grace_hours,
+            training=training,
             store_patience_seconds=config.content.retry_seconds + config.content.timeout_seconds,
         )
 
     return ControllerHost(Leadership(database), make)
+
+
+def _engine_opener(root: Path) -> OpenEngine:
+    """Connects to the clusters of the catalogue that are not this machine (C1); their records lie below."""
+
+    def open_engine(cluster: Cluster) -> Engine:
+        if cluster.engine is not EngineKind.RAY:
+            said = f"this server runs nothing on engine {cluster.engine}"
+            raise EngineError("NOT_SUPPORTED_BY_ENGINE", said, retryable=False)
+        # Imported where it is needed: few servers have a Ray cluster.
+        from trainshed.engines.ray.engine import open_ray_engine  # noqa: PLC0415 - see above
+
+        selector = dict(cluster.node_selector)
+        return open_ray_engine(cluster.id, cluster.address, root / cluster.id, node_selector=selector)
+
+    return open_engine
 
 
 def _publish_machine(database: Database, engine: LocalEngine, isolation: Isolation | None) -> None:

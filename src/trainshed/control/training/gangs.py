@@ -54,7 +54,7 @@ class Gangs:
         workers: Workers,
     ) -> None:
         self._database = database
-        self._sites = Sites(home, training.open_engine)
+        self._sites = Sites(home, workers.preparing, training.open_engine)
         self._placer = GangPlacer(database, self._sites, policy, clock, ids, training.read_catalog)
         self._reconciler = GangReconciler(
             database,

@@ -130,12 +130,14 @@ class GangPlacer:
 
     def _follow_catalog(self, connection: Connection) -> None:
         revision, catalog = self._read_catalog(connection)
-        if revision == self._revision and catalog == self.catalog:
-            return
-        self.reload()
-        self._revision, self.catalog = revision, catalog
-        self._quotas = QuotaTable(catalog.quotas)
-        self._sites.refresh(catalog)
+        if revision != self._revision or catalog != self.catalog:
+            self.reload()
+            self._revision, self.catalog = revision, catalog
+            self._quotas = QuotaTable(catalog.quotas)
+        if self._sites.refresh(catalog):
+            # Tasks may have waited for a cluster that was not there.
+            self.reload()
+            self._revision = revision
 
     def _follow_nodes(self) -> None:
         for site in self._sites.all:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
+from trainshed.control.background import Background
 from trainshed.engines.contract import Engine, EngineError
 from trainshed.model.resources import Amounts, Node
 from trainshed.model.training.catalog import Catalog, Cluster
@@ -36,8 +38,10 @@ class Site:
 class Sites:
     """The engine of this machine and those of the catalogue. For the controller's one thread."""
 
-    def __init__(self, home: Engine, open_engine: OpenEngine | None = None) -> None:
+    def __init__(self, home: Engine, connecting: Background, open_engine: OpenEngine | None = None) -> None:
         self._open = open_engine
+        self._connecting = connecting
+        self._opened: dict[str, Engine] = {}
         self.home = Site(home.name, home)
         self._by_key: dict[str, Site] = {home.name: self.home}
         self._of_cluster: dict[str, Site] = {}
@@ -54,8 +58,9 @@ class Sites:
     def of_cluster(self, cluster: str) -> Site | None:
         return self._of_cluster.get(cluster)
 
-    def refresh(self, catalog: Catalog) -> None:
-        """Follow the catalogue: connect to what is new. What still holds something is kept."""
+    def refresh(self, catalog: Catalog) -> bool:
+        """Follow the catalogue: connect to what is new, keep what still holds something. Whether any came."""
+        before = set(self._by_key)
         self._of_cluster = {}
         for site in self._by_key.values():
             site.clusters = set()
@@ -64,6 +69,7 @@ class Sites:
             if there is not None:
                 there.clusters.add(cluster.id)
                 self._of_cluster[cluster.id] = there
+        return set(self._by_key) != before
 
     def _site_of(self, cluster: Cluster) -> Site | None:
         if cluster.engine is EngineKind.LOCAL:
@@ -72,16 +78,25 @@ class Sites:
         known = self._by_key.get(key)
         if known is not None or self._open is None:
             return known
+        if key not in self._opened:
+            # To reach a cluster takes its time, and one that is not there takes longest.
+            self._connecting.start(f"engine {key}", partial(self._connect, key, cluster, self._open))
+        engine = self._opened.pop(key, None)
+        if engine is None:
+            return None
+        site = self._by_key[key] = Site(key, engine)
+        return site
+
+    def _connect(self, key: str, cluster: Cluster, open_engine: OpenEngine) -> bool:
         try:
-            engine = self._open(cluster)
+            self._opened[key] = open_engine(cluster)
         except EngineError as error:
             if self._failed.get(key) != error.message:
                 log.warning("a cluster cannot be reached", cluster=cluster.id, reason=error.message)
             self._failed[key] = error.message
-            return None
+            return not error.retryable
         self._failed.pop(key, None)
-        site = self._by_key[key] = Site(key, engine)
-        return site
+        return True
 
     def read_nodes(self, home: Sequence[Node]) -> None:
         """Ask the engines for their nodes; those of this machine are known already."""
@@ -98,6 +113,8 @@ class Sites:
 
     def close(self) -> None:
         """Let go of the other engines; this machine's belongs to somebody else."""
+        for engine in self._opened.values():
+            engine.close()
         for site in self.all:
             if site is not self.home:
                 site.engine.close()
