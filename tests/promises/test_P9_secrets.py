@@ -54,7 +54,7 @@ def server(new_server):
         "PGPASSWORD": f"{CANARY}-pg",
         "HTTPS_PROXY": f"http://u:{CANARY}-proxy@127.0.0.1:1",
     }
-    return new_server(environment=environment).start()
+    return new_server(environment=environment, warm=False).start()
 
 
 def test_P9_the_servers_own_secrets_do_not_reach_programs(server):

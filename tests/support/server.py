@@ -14,6 +14,8 @@ from typing import Any
 
 from support.http import Http
 from support.waiting import wait_until
+from support.warm import WarmProcess, can_be_warm
+from support.warm import start as start_warm
 
 TERMINAL_JOB = frozenset({"completed", "failed", "cancelled"})
 _START_SECONDS = 60.0
@@ -24,7 +26,8 @@ class ServerProcess:
     """``trainshed serve`` on a free loopback port, with simulated GPUs.
 
     It is found by what it announces in its data folder, as every local client finds it. ``stop`` ends it
-    with SIGTERM, ``kill`` with SIGKILL; after either, ``start`` starts it again on the same data.
+    with SIGTERM, ``kill`` with SIGKILL; after either, ``start`` starts it again on the same data. It is
+    forked from what is loaded already (see `support.warm`), unless ``warm`` is false.
     """
 
     def __init__(
@@ -34,12 +37,14 @@ class ServerProcess:
         gpus: str = "H100:8",
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        warm: bool = True,
     ) -> None:
         self.data = data
         self.log = data.with_name(data.name + ".log")
         self._options = ["--simulate-gpus", gpus, *options] if gpus else list(options)
         self._environment = dict(environment or {})
-        self._process: subprocess.Popen[bytes] | None = None
+        self._warm = warm
+        self._process: subprocess.Popen[bytes] | WarmProcess | None = None
         self.url = ""
 
     @property
@@ -75,23 +80,26 @@ class ServerProcess:
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.data / "server.json").unlink(missing_ok=True)
         own = {name: value for name, value in os.environ.items() if not name.startswith("TRAINSHED_")}
+        own |= {"TRAINSHED_TEST_SERVER": str(self.data), **self._environment, **(environment or {})}
+        command = self.command(*extra)
+        if self._warm and can_be_warm(command, own):
+            self._process = start_warm(command[3:], environment=own, cwd=self.data.parent, log=self.log)
+        else:
+            self._process = self._start_cold(command, own)
+        self.url = wait_until(self._announced, _START_SECONDS, f"the server to answer; see {self.log}")
+        return self
+
+    def _start_cold(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(*extra),
+            return subprocess.Popen(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.data.parent,
-                env={
-                    **own,
-                    "TRAINSHED_TEST_SERVER": str(self.data),
-                    **self._environment,
-                    **(environment or {}),
-                },
+                env=environment,
                 start_new_session=True,
             )
-        self.url = wait_until(self._announced, _START_SECONDS, f"the server to answer; see {self.log}")
-        return self
 
     def command(self, *extra: str) -> list[str]:
         """How this server is started."""
