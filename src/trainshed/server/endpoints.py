@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from fastapi import FastAPI, Path
+from fastapi import APIRouter, FastAPI, Path
 from pydantic import BaseModel, BeforeValidator
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from trainshed.model.access import WORKSPACE_ID, KeyKind, Permission, Principal
 from trainshed.model.errors import Refusal
@@ -28,6 +29,7 @@ from trainshed.server.documents import Param
 from trainshed.server.errors import error_response
 from trainshed.server.limits import BodyStalled, BodyStream, declared_length
 from trainshed.server.services import Services
+from trainshed.store.visibility import Viewer
 
 NOBODY = Principal("", "", KeyKind.SERVICE, frozenset())
 """Who calls a public operation."""
@@ -107,6 +109,12 @@ class Call:
         return self.principal.project_id
 
     @property
+    def viewer(self) -> Viewer:
+        """What of the project's training tasks the caller may see (contract C5)."""
+        who = self.principal
+        return Viewer(who.project_id, who.person, everything=who.may(Permission.ADMIN))
+
+    @property
     def head(self) -> bool:
         """Whether only the answer's headers are wanted."""
         return bool(self.request.scope.get("trainshed.head"))
@@ -184,6 +192,7 @@ class Routes:
     def __init__(self, tag: str) -> None:
         self._tag = tag
         self._declared: list[tuple[str, str, Endpoint, Operation]] = []
+        self._made: dict[str, list[BaseRoute]] = {}
 
     def get(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
         return self._declare("GET", path, operation)
@@ -201,8 +210,15 @@ class Routes:
         return self._declare("DELETE", path, operation)
 
     def mount(self, app: FastAPI, prefix: str) -> None:
+        # Routes know no application, and making them is most of its cost: a process makes each once.
+        if prefix not in self._made:
+            self._made[prefix] = self._make(prefix)
+        app.router.routes.extend(self._made[prefix])
+
+    def _make(self, prefix: str) -> list[BaseRoute]:
+        router = APIRouter()
         for method, path, endpoint, operation in self._declared:
-            app.add_api_route(
+            router.add_api_route(
                 prefix + path,
                 endpoint,
                 methods=[method],
@@ -212,6 +228,7 @@ class Routes:
                 openapi_extra=documents.route_extra(operation),
                 tags=[self._tag],
             )
+        return router.routes
 
     def _declare(self, method: str, path: str, operation: Operation) -> Callable[[Handler], Handler]:
         def declare(handler: Handler) -> Handler:
