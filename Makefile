@@ -8,9 +8,11 @@ BENCH := .venv-bench
 WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# Programs that the tests start read our modules compiled, also where PYTHONDONTWRITEBYTECODE is set.
+COMPILE := $(BIN)/python -m compileall -q -j 2 src tests/support
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo test soak lint bench clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -23,7 +25,13 @@ demo: install ## Start a server, train a small model, verify what came back, sto
 test: $(VENV)/.tested-with $(CLIENT)/.installed lint ## Lint, then run every test
 	@scripts/install-postgresql && scripts/install-bubblewrap && scripts/install-containers
 	@scripts/install-ssh && scripts/install-torch
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(COMPILE)
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+soak: $(VENV)/.tested-with ## Run the property tests with many examples; takes hours
+	@scripts/install-postgresql
+	@$(COMPILE)
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m hypothesis --timeout 7200 $(PYTEST_ARGS)
 
 lint: $(VENV)/.tested-with ## Style, formatting, types and import rules
 	$(BIN)/ruff check

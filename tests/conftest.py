@@ -24,14 +24,18 @@ from trainshed.store.database import Database
 from trainshed.store.schema import migrate
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000, print_blob=True)
 hypothesis.settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"),
 )
 
 DATABASES = os.environ.get("TRAINSHED_TEST_DATABASES", "sqlite,postgresql").split(",")
 _LEAVE_SECONDS = 10.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("starts_first") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -123,9 +127,9 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         return
     cluster: PrivateCluster = request.getfixturevalue("postgres")
     template = request.getfixturevalue("_migrated_postgres")
-    name = f"test_{uuid.uuid4().hex}"
-    yield cluster.create_database(name, template)
-    cluster.drop_database(name)
+    name = cluster.lend(template)
+    yield cluster.url(name)
+    cluster.bring_back(name, template)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
 
 from support.blob_stores import ABSENT, LARGE, SMALL, Torn, address_of, name_of, put
+from support.examples import examples
 from trainshed.content.addresses import open_store
 from trainshed.content.blobs import (
     Blob,
@@ -113,7 +114,7 @@ def test_storing_again_is_fine_also_at_the_same_time(store):
 
 
 @given(start=st.integers(0, 12_000), length=st.none() | st.integers(0, 12_000))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_window_reads_what_a_slice_reads(store, start, length):
     if not store.exists(name_of(SMALL)):
         put(store, SMALL)

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from support.examples import examples
 from support.local_content import Clock, Remote, content_of, publish
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.content.local import LocalContent
@@ -83,4 +84,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestLife.settings = settings(max_examples=examples(15), stateful_step_count=25, deadline=None)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
 from support import lora
+from support.examples import examples
 from trainshed.content import safetensors
 from trainshed.content.blobs import BlobError, FolderBlobStore
 from trainshed.content.lora import MAX_ADAPTERS, MAX_FILES, Adapters, find_adapters
@@ -426,7 +427,7 @@ entries = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.dictionaries(st.text(max_size=4), entries | json_values, max_size=4), st.integers(0, 40))
 def test_what_is_accepted_covers_the_data_exactly_once(document, size):
     content = lora.encode(document, bytes(size))

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.examples import examples
 from trainshed.content.blobs import FolderBlobStore, StoreFull
 from trainshed.content.outputs import (
     MAX_PROBLEMS,
@@ -534,7 +535,9 @@ relative = st.lists(st.sampled_from(["a", "b", "c.json", "d"]), min_size=1, max_
     st.dictionaries(relative, st.binary(max_size=8), max_size=8),
     st.sampled_from(["**", "a/*", "**/*.json", "a"]),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 def test_a_collection_is_exactly_the_declared_files_of_the_tree(tmp_path_factory, store, tree, pattern):
     root = tmp_path_factory.mktemp("tree")
     written = {}

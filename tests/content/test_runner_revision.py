@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.examples import examples
 from trainshed.content.gitobjects import (
     MalformedObject,
     TreeEntry,
@@ -298,7 +299,9 @@ def test_any_bytes_are_a_tree_or_malformed(content):
         min_size=1,
     )
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_E8_rebuilt_trees_have_the_ids_that_git_gives_them(tmp_path_factory, tree):
     place = tmp_path_factory.mktemp("git")
     git(place, "init", "--quiet")

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
+from support.examples import examples
 from support.waiting import wait_until
 from trainshed.content.blobs import (
     Blob,
@@ -121,7 +122,7 @@ def test_E105_a_blob_in_parts_is_stored_verified_and_recorded(any_desk):
 
 
 @given(cuts=st.lists(st.integers(0, SIZE), max_size=6), restarts=st.sets(st.integers(0, 6)))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_parts_with_any_restarts_between_give_the_blob(desk, cuts, restarts):
     ends = [*sorted(cuts), SIZE]
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):

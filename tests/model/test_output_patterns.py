@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from support.examples import examples
 from trainshed.model.globs import OutputPatterns, pattern_fault
 
 
@@ -65,7 +66,7 @@ paths = st.lists(names, min_size=1, max_size=6).map("/".join)
 @example("a/**/b/*", "a/b/b/c")
 @example("**/b/**/b/b", "b/b/b")
 @example("**", "a")
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 def test_E73_a_pattern_matches_exactly_what_the_naive_model_matches(pattern, path):
     assert OutputPatterns([pattern]).match(path) == naive_match(pattern, path)
 
@@ -76,7 +77,7 @@ def test_a_set_of_patterns_matches_what_any_of_them_matches(several, path):
 
 
 @given(patterns, paths)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_no_directory_above_a_match_is_ever_pruned(pattern, path):
     compiled = OutputPatterns([pattern])
     if compiled.match(path):

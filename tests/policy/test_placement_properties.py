@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.worlds import World, arrivals, classes, held, limits, node, nodes, started
+from support.examples import examples
 from trainshed.policy import Cluster, PassRules, ProjectLimits, Queue, WaitCode, place, rank
 
 HARDWARE = {
@@ -16,7 +17,7 @@ HARDWARE = {
     WaitCode.SHM_BUSY,
 }
 slots = st.none() | st.integers(1, 4)
-some = settings(max_examples=150, deadline=None)
+some = settings(max_examples=examples(150), deadline=None)
 
 
 def lone_queue(keys):

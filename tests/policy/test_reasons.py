@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from policy.worlds import A100, World, arrivals, held, kind, node, nodes, queue
+from support.examples import examples
 from trainshed.policy import (
     Account,
     Cluster,
@@ -177,7 +178,7 @@ def test_P10_every_code_has_both_sentences(code, more):
         assert "None" not in blocked + unblock
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(nodes, arrivals(priorities=(0, 1)))
 def test_P10_every_waiting_trial_gets_an_answer_and_those_that_can_run_an_estimate(fleet, trials):
     waiting, cluster = Queue(), Cluster(fleet)
@@ -200,7 +201,7 @@ def test_P10_every_waiting_trial_gets_an_answer_and_those_that_can_run_an_estima
         assert (found.code == WaitCode.NO_NODE) == (not possible)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(nodes, arrivals(gpu_types=("H100",), projects=("p",)))
 def test_P10_the_estimate_of_the_first_in_line_is_kept_when_every_program_uses_its_whole_timeout(
     fleet, trials

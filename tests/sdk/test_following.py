@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from support import documents
+from support.examples import examples
 from support.fake_server import DROP, FakeServer, Reply, in_turn, refusal
 from trainshed import Client
 from trainshed.sdk import InvalidAnswer, NotFound, RetryPolicy, ServerUnavailable, WaitTimeout
@@ -47,7 +48,7 @@ def paged(records, size, faults):
         max_size=8,
     ),
 )
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_P8_a_follower_neither_loses_nor_repeats_a_record(count, size, faults):
     records = [documents.record(number) for number in range(count)]
     routes = {LOGS: paged(records, size, faults)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,12 @@ from schemathesis import GenerationMode, checks
 from schemathesis.python import asgi
 from starlette.types import ASGIApp
 
+from support.examples import examples
 from support.lora import adapter
 from support.site import Site, finish, open_site, put_output, start, trials
 from trainshed.store.database import Database
 
-EXAMPLES = int(os.environ.get("TRAINSHED_SCHEMATHESIS_EXAMPLES", "12"))
+EXAMPLES = max(12, examples(12))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.examples import examples
 from support.rows import add_job, add_project, allocation, job_of, trials_of
 from trainshed.model.states import ACTIVE, MOVES, TERMINAL, WAITING, ImpossibleMove, OutputStatus, State
 from trainshed.store import attempts, events, jobs, moves, queue, tables
@@ -238,7 +239,7 @@ ACTIONS = st.lists(
 numbers = iter(range(10**9))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_the_status_of_a_job_follows_from_its_trials_whatever_happens(database, actions):
     with database.read() as connection:

@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -17,6 +19,32 @@ import psycopg
 from support.waiting import wait_until
 
 _USER = "postgres"
+_TABLES = (
+    "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+)
+_DISCONNECT_OTHERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+# TRUNCATE would be slower: it makes new files, also for every table that refers to a truncated one.
+_EMPTY = f"""
+DO $$
+DECLARE
+    seeded text[] := string_to_array(current_setting('test.seeded'), ' ');
+    one text;
+BEGIN
+    SET LOCAL session_replication_role = replica;
+    FOR one IN {_TABLES} LOOP
+        IF NOT one = ANY(seeded) THEN EXECUTE format('DELETE FROM %s', one); END IF;
+    END LOOP;
+    PERFORM setval(seqrelid, seqstart, false) FROM pg_sequence;
+END $$
+"""
+_SCHEMA = """
+    SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_attribute),
+        (SELECT count(*) FROM pg_constraint), (SELECT count(*) FROM pg_proc),
+        (SELECT count(*) FROM pg_trigger WHERE tgenabled = 'O')
+"""
 
 
 def find_programs() -> Path | None:
@@ -28,8 +56,26 @@ def find_programs() -> Path | None:
     return Path(found).parent if found else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What tells whether a database is as it was made: its schema in numbers, its tables that have rows."""
+
+    schema: tuple[int, ...]
+    seeds: tuple[tuple[str, int], ...]
+
+
+def _shape(connection: psycopg.Connection) -> _Shape:
+    [schema] = connection.execute(_SCHEMA).fetchall()
+    tables = [name for (name,) in connection.execute(_TABLES).fetchall()]
+    counts = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in sorted(tables))
+    return _Shape(schema, tuple(row for row in connection.execute(counts).fetchall() if row[1]))
+
+
 class PrivateCluster:
-    """A running cluster with its production settings for durability; ``stop`` removes all of it.
+    """A running cluster; ``stop`` removes all of it.
+
+    The tests kill our processes, never this one, and it does not outlive them: it need not sync its files.
+    Databases of one template are lent again and again, because dropping one costs a checkpoint.
 
     The server refuses to run as root, so root runs it as the user ``postgres``. It dies with this process
     (parent-death signal), whatever happens to the tests.
@@ -38,6 +84,8 @@ class PrivateCluster:
     def __init__(self, programs: Path) -> None:
         self._programs = programs
         self._folder = Path(tempfile.mkdtemp(prefix="trainshed-postgres-"))
+        self._spare: dict[str, list[str]] = {}
+        self._blank: dict[str, _Shape] = {}
         self._prefix = ["setpriv", "--pdeathsig=INT"] if shutil.which("setpriv") else []
         if os.geteuid() == 0:
             account = pwd.getpwnam(_USER)
@@ -70,6 +118,30 @@ class PrivateCluster:
         with psycopg.connect(self.admin_url, autocommit=True) as connection:
             connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
+    def lend(self, template: str) -> str:
+        """The name of a database that is as ``template`` is; bring it back when nothing needs it."""
+        if self._spare.get(template):
+            return self._spare[template].pop()
+        if template not in self._blank:
+            with psycopg.connect(self.url(template), autocommit=True) as connection:
+                self._blank[template] = _shape(connection)
+        name = f"lent_{uuid.uuid4().hex}"
+        self.create_database(name, template)
+        return name
+
+    def bring_back(self, name: str, template: str) -> None:
+        """End what is connected to the database and empty it. One whose schema was changed is dropped."""
+        seeded = [table for table, _ in self._blank[template].seeds]
+        with psycopg.connect(self.url(name), autocommit=True) as connection:
+            connection.execute(_DISCONNECT_OTHERS)
+            connection.execute("SELECT set_config('test.seeded', %s, false)", [" ".join(seeded)])
+            connection.execute(_EMPTY)
+            same = _shape(connection) == self._blank[template]
+        if same:
+            self._spare.setdefault(template, []).append(name)
+        else:
+            self.drop_database(name)
+
     def stop(self) -> None:
         self._server.send_signal(signal.SIGINT)
         try:
@@ -96,6 +168,8 @@ class PrivateCluster:
             "port": str(self.port),
             "max_connections": "200",
             "shared_buffers": "32MB",
+            "fsync": "off",
+            "full_page_writes": "off",
         }
         arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with (self._folder / "log").open("wb") as log:
