@@ -125,7 +125,7 @@ def can_be_warm(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether this command is ours, and nothing in the environment had to be there before Python was."""
     early = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_")
     return list(command[:3]) == [sys.executable, "-m", "trainshed"] and not any(
-        value != os.environ.get(name) for name, value in environment.items() if name.startswith(early)
+        value != _ENVIRONMENT.get(name) for name, value in environment.items() if name.startswith(early)
     )
 
 
