@@ -61,16 +61,22 @@ def fit_faults(
     nodes = pool_nodes(catalog, pool, fleet) if fleet is not None else []
     if not nodes:
         return
-    for group in task.roles(choice):
-        if not group.charged:
+    charged = [group for group in task.roles(choice) if group.charged]
+    counts: dict[tuple[str, int], int] = {}
+    for group in charged:
+        alike = (group.spec, group.units)
+        counts[alike] = counts.get(alike, 0) + group.count
+    for group in charged:
+        count = counts.pop((group.spec, group.units), 0)
+        if not count:
             continue
         spec = specs[group.spec]
         rooms = [replicas_on(node, spec, group.units) for node in nodes]
         if not any(rooms):
             yield _too_large(task, group, spec, pool, nodes)
-        elif sum(rooms) < group.count:
+        elif sum(rooms) < count:
             said = (
-                f"{group.count} replicas of {group.units} x {spec.name} are wanted; all nodes of pool "
+                f"{count} replicas of {group.units} x {spec.name} are wanted; all nodes of pool "
                 f"{pool.id} together hold {sum(rooms)}"
             )
             yield "workers", "NEVER_FITS", said
