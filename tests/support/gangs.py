@@ -42,7 +42,7 @@ from trainshed.store import gangs, jobs, tasks
 from trainshed.store.database import Database
 from trainshed.store.gangs import unit_id
 from trainshed.store.records import Attempt, Job, Replica, Task, Trial
-from trainshed.store.tasks import Viewer
+from trainshed.store.visibility import Viewer
 
 POOL = "default"
 SPECS = (

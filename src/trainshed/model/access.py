@@ -74,6 +74,8 @@ class Principal:
     owner: bool = False
     """The server's owner key: may administer every project and publish in any namespace."""
     label: str = ""
+    user: str | None = None
+    """The member for whom the key was made."""
 
     def may(self, permission: Permission) -> bool:
         return self.owner or permission in self.permissions
@@ -82,6 +84,11 @@ class Principal:
     def actor(self) -> str:
         """How events name this principal."""
         return f"{self.kind}:{self.label or self.key_id}"
+
+    @property
+    def person(self) -> str:
+        """Who owns what is made with this key: its member, whatever key they use, or else the key itself."""
+        return self.user or self.actor
 
 
 def new_key_text(prefix: str = "tsk") -> str:

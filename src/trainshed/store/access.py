@@ -144,6 +144,7 @@ def find_principal(connection: Connection, hashed: str, *, at: float) -> Princip
         permissions=parse_permissions(json.loads(key.permissions)),
         owner=key.owner,
         label=key.label,
+        user=key.user,
     )
 
 

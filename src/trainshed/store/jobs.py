@@ -13,6 +13,7 @@ from trainshed.store import manifests
 from trainshed.store.events import NewEvent, record
 from trainshed.store.records import Allocation, Artifact, Attempt, Job, Trial, TrialContent
 from trainshed.store.tables import allocations, artifacts, attempts, jobs, trial_contents, trials
+from trainshed.store.visibility import Viewer, is_hidden, shown
 
 _ALL_JOBS = select(jobs)
 _ALL_TRIALS = select(trials)
@@ -135,10 +136,13 @@ def find_job(connection: Connection, project_id: str | None, job_id: str) -> Job
     return Job(*row) if row else None
 
 
-def get_job(connection: Connection, project_id: str, job_id: str) -> Job:
-    """The Job; raises `Refusal` ``JOB_NOT_FOUND``, also for other projects' ids."""
+def get_job(connection: Connection, project_id: str, job_id: str, *, viewer: Viewer | None = None) -> Job:
+    """The Job; raises `Refusal` ``JOB_NOT_FOUND``, also for other projects' ids.
+
+    With a ``viewer`` the same for tasks that they may not see (contract C5).
+    """
     job = find_job(connection, project_id, job_id)
-    if job is None:
+    if job is None or (viewer is not None and is_hidden(connection, viewer, job_id)):
         raise Refusal.of("JOB_NOT_FOUND", f"there is no Job `{job_id[:80]}` in this project", path="job_id")
     return job
 
@@ -150,9 +154,12 @@ def list_jobs(
     status: str | None = None,
     before: str | None = None,
     limit: int = 25,
+    viewer: Viewer | None = None,
 ) -> list[Job]:
-    """Jobs of a project, newest first, past the id ``before``."""
+    """Jobs of a project, newest first, past the id ``before``; with a ``viewer`` what they may see."""
     query = _ALL_JOBS.where(jobs.c.project_id == project_id)
+    if viewer is not None:
+        query = query.where(shown(jobs.c.id, viewer))
     if status is not None:
         query = query.where(jobs.c.status == status)
     if before is not None:
@@ -170,10 +177,16 @@ def trials_of(connection: Connection, job_ids: Collection[str]) -> dict[str, lis
     return found
 
 
-def get_trial(connection: Connection, project_id: str, trial_id: str) -> Trial:
-    """The Trial; raises `Refusal` ``TRIAL_NOT_FOUND``, also for other projects' ids."""
+def get_trial(
+    connection: Connection, project_id: str, trial_id: str, *, viewer: Viewer | None = None
+) -> Trial:
+    """The Trial; raises `Refusal` ``TRIAL_NOT_FOUND``, also for other projects' ids.
+
+    With a ``viewer`` the same for tasks that they may not see (contract C5).
+    """
     row = connection.execute(_PROJECT_TRIAL, {"trial": trial_id, "project": project_id}).first()
-    if row is None:
+    hidden = row is not None and viewer is not None and is_hidden(connection, viewer, row.job_id)
+    if row is None or hidden:
         raise Refusal.of(
             "TRIAL_NOT_FOUND", f"there is no Trial `{trial_id[:80]}` in this project", path="trial_id"
         )
@@ -188,9 +201,15 @@ def list_trials(
     status: str | None = None,
     before: str | None = None,
     limit: int = 25,
+    viewer: Viewer | None = None,
 ) -> list[Trial]:
-    """Trials of a project, newest first; ``status`` is a word of contract E b12."""
+    """Trials of a project, newest first; ``status`` is a word of contract E b12.
+
+    With a ``viewer`` those that they may see.
+    """
     query = _ALL_TRIALS.where(trials.c.project_id == project_id)
+    if viewer is not None:
+        query = query.where(shown(trials.c.job_id, viewer))
     if job_id is not None:
         # A Job has few Trials, but a planner that sees the order and the limit walks the whole project.
         members = select(trials.c.id).where(trials.c.job_id == job_id)

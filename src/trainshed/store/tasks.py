@@ -8,13 +8,14 @@ from typing import Any
 
 from sqlalchemy import (
     BindParameter,
-    ColumnElement,
     Connection,
     Select,
     and_,
     bindparam,
+    case,
     delete,
     exists,
+    func,
     insert,
     or_,
     select,
@@ -27,6 +28,7 @@ from trainshed.store.jobs import trial_of
 from trainshed.store.records import Job, Replica, Task, Trial
 from trainshed.store.tables import jobs, replicas, trials
 from trainshed.store.training_tables import task_labels, task_shares, tasks
+from trainshed.store.visibility import Viewer, may_see
 
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
 _OF_TRIALS = select(tasks).where(tasks.c.trial_id.in_(_WANTED))
@@ -35,17 +37,6 @@ _REPLICAS = (
     .where(replicas.c.attempt_id.in_(_WANTED))
     .order_by(replicas.c.attempt_id, replicas.c.rank)
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Viewer:
-    """Who reads: what of a project's tasks they may see (C5)."""
-
-    project_id: str
-    user: str
-    """Under this name they own tasks."""
-    everything: bool
-    """Whether they administer the project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +49,18 @@ class TaskFilter:
     text: str | None = None
     """A part of the name, or the whole of a task's uuid or Job's id."""
     owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Queued tasks of one project with one priority in one queue."""
+
+    pool: str
+    resource_type: str
+    priority: int
+    tasks: int
+    older: int
+    """Those queued earlier than the one that is asked about."""
 
 
 def insert_task(
@@ -148,15 +151,6 @@ def list_tasks(
     return [_pair(row) for row in rows]
 
 
-def hidden_jobs(connection: Connection, viewer: Viewer, job_ids: Collection[str]) -> set[str]:
-    """Those of these Jobs that are tasks which the viewer may not see."""
-    if not job_ids:
-        return set()
-    theirs = select(tasks.c.job_id).where(tasks.c.job_id.in_(list(job_ids)))
-    seen = select(tasks.c.job_id).where(tasks.c.job_id.in_(list(job_ids)), _may_see(viewer))
-    return set(connection.execute(theirs).scalars()) - set(connection.execute(seen).scalars())
-
-
 def replicas_of(connection: Connection, attempt_ids: Collection[str]) -> dict[str, list[Replica]]:
     """The members of these Attempts by rank, by Attempt id."""
     found: dict[str, list[Replica]] = {attempt_id: [] for attempt_id in attempt_ids}
@@ -164,6 +158,21 @@ def replicas_of(connection: Connection, attempt_ids: Collection[str]) -> dict[st
         for row in connection.execute(_REPLICAS, {"wanted": list(attempt_ids)}):
             found[row.attempt_id].append(Replica(*row))
     return found
+
+
+def standing(connection: Connection, task: Task) -> list[Standing]:
+    """The queued tasks of a task's project by pool, resource type and priority (c2)."""
+    t = tasks.c
+    before = or_(
+        t.queued_at < task.queued_at, and_(t.queued_at == task.queued_at, t.trial_id < task.trial_id)
+    )
+    rows = connection.execute(
+        select(t.pool, t.resource_type, t.priority, func.count(), func.sum(case((before, 1), else_=0)))
+        .join(trials, trials.c.id == t.trial_id)
+        .where(t.project_id == task.project_id, trials.c.state == State.QUEUED)
+        .group_by(t.pool, t.resource_type, t.priority)
+    )
+    return [Standing(*row) for row in rows]
 
 
 def identical(connection: Connection, owner: str, spec_sha256: str, *, since: float) -> Task | None:
@@ -226,19 +235,7 @@ def _visible(viewer: Viewer) -> Select[Any]:
     return (
         select(tasks, trials)
         .join(trials, trials.c.id == tasks.c.trial_id)
-        .where(tasks.c.project_id == viewer.project_id, tasks.c.deleted_at.is_(None), _may_see(viewer))
-    )
-
-
-def _may_see(viewer: Viewer) -> ColumnElement[bool]:
-    if viewer.everything:
-        return tasks.c.project_id == viewer.project_id
-    shared = exists().where(
-        and_(task_shares.c.trial_id == tasks.c.trial_id, task_shares.c.user == viewer.user)
-    )
-    return and_(
-        tasks.c.project_id == viewer.project_id,
-        or_(tasks.c.public.is_(True), tasks.c.owner == viewer.user, shared),
+        .where(tasks.c.project_id == viewer.project_id, tasks.c.deleted_at.is_(None), may_see(viewer))
     )
 
 

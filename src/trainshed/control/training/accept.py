@@ -177,7 +177,7 @@ class TaskAcceptance:
             cluster: [FleetNode(node, labels) for node, labels in nodes]
             for cluster, nodes in self._catalogs.nodes(connection).items()
         }
-        who = Who(user=principal.actor, project=principal.project_id)
+        who = Who(user=principal.person, project=principal.project_id)
         return judge(document, catalog, who, fleet, smoke=smoke), revision, catalog
 
     def _canonical(self, spec: TaskSpec) -> str:
@@ -321,7 +321,7 @@ class TaskAcceptance:
             task_uuid=str(uuid.uuid4()),
             name=spec.name_prefix,
             kind=str(spec.kind),
-            owner=principal.actor,
+            owner=principal.person,
             spec=canonical_json(document),
             secrets=self._seal.seal(frozen.hidden),
             spec_sha256=frozen.digest,

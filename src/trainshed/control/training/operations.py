@@ -17,7 +17,7 @@ from trainshed.store.database import Connection, Database
 from trainshed.store.events import NewEvent, record
 from trainshed.store.moves import Move
 from trainshed.store.records import Task, Trial
-from trainshed.store.tasks import Viewer
+from trainshed.store.visibility import Viewer
 
 MAX_SHARES = 100
 

@@ -42,7 +42,7 @@ def list_artifacts(call: Call, trial_id: str) -> Page[shapes.Artifact]:
     use = f"artifacts:{trial_id}"
     after = open_cursor(call.services.seal, use, call.query)
     with call.services.database.read() as connection:
-        store.get_trial(connection, call.project, trial_id)
+        store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
         rows = store.list_artifacts(connection, trial_id, after=after, limit=limit + 1)
     return cut_page(
         call.services.seal,
@@ -72,7 +72,7 @@ def list_artifacts(call: Call, trial_id: str) -> Page[shapes.Artifact]:
 def download_artifact(call: Call, trial_id: str, artifact_id: str) -> Response:
     """The bytes, directly; one byte range may be asked for."""
     with call.services.database.read() as connection:
-        store.get_trial(connection, call.project, trial_id)
+        store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
         artifact = store.get_artifact(connection, trial_id, artifact_id)
     sha256 = artifact.sha256
     if artifact.upload_state != "uploaded" or sha256 is None:

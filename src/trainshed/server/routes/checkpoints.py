@@ -68,9 +68,9 @@ def list_checkpoints(call: Call) -> Page[shapes.Checkpoint]:
     run_id = call.query.get("run_id")
     with call.services.database.read() as connection:
         for job_id in sorted(wanted):
-            jobs.get_job(connection, call.project, job_id)
+            jobs.get_job(connection, call.project, job_id, viewer=call.viewer)
         if run_id is not None:
-            jobs.get_trial(connection, call.project, run_id)
+            jobs.get_trial(connection, call.project, run_id, viewer=call.viewer)
         if len(wanted) > 1:
             return Page(items=[])
         return _page(call, connection, "checkpoints", next(iter(wanted), None), run_id)
@@ -89,7 +89,7 @@ def list_checkpoints(call: Call) -> Page[shapes.Checkpoint]:
 def list_trial_checkpoints(call: Call, trial_id: str) -> Page[shapes.Checkpoint]:
     """The Checkpoints that this Trial left, newest first; no other output is one (E74, E108)."""
     with call.services.database.read() as connection:
-        jobs.get_trial(connection, call.project, trial_id)
+        jobs.get_trial(connection, call.project, trial_id, viewer=call.viewer)
         return _page(call, connection, f"checkpoints:{trial_id}", None, trial_id)
 
 

@@ -53,7 +53,7 @@ def list_events(call: Call, job_id: str) -> Page[shapes.Event]:
     limit = page_limit(call.query, MAX_PAGE)
     before = open_cursor(call.services.seal, _USE, call.query)
     with call.services.database.read() as connection:
-        store.get_job(connection, call.project, job_id)
+        store.get_job(connection, call.project, job_id, viewer=call.viewer)
         rows = events.newest_of_job(connection, job_id, before=before, limit=limit + 1)
     return cut_page(
         call.services.seal,
@@ -83,7 +83,7 @@ def stream_events(call: Call, job_id: str) -> Response:
     type `error`, a refusal: the key no longer holds, say.
     """
     with call.services.database.read() as connection:
-        store.get_job(connection, call.project, job_id)
+        store.get_job(connection, call.project, job_id, viewer=call.viewer)
     last = call.request.headers.get("last-event-id", "")
     after = int(last) if _EVENT_ID.fullmatch(last) else 0
     return event_stream(_follow(call, job_id, after), call.request_id)

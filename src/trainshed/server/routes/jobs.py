@@ -20,7 +20,7 @@ from trainshed.server.views import Views, job_result
 from trainshed.store import checkpoints
 from trainshed.store import jobs as store
 from trainshed.store.database import Connection
-from trainshed.store.tasks import Viewer
+from trainshed.store.visibility import Viewer
 
 routes = Routes("jobs")
 
@@ -95,7 +95,7 @@ def submit_job(call: Call) -> Reply:
     if created:
         call.services.wake()
     with call.services.database.read() as connection:
-        job = store.get_job(connection, call.project, job_id)
+        job = store.get_job(connection, call.project, job_id, viewer=call.viewer)
         return Reply(views(call, connection).job(job), 201 if created else 200)
 
 
@@ -158,7 +158,7 @@ def list_training_models(call: Call) -> shapes.TrainingModels:
 def read_job(call: Call, job_id: str) -> shapes.Job:
     """A Job with its Trials as they are now."""
     with call.services.database.read() as connection:
-        return views(call, connection).job(store.get_job(connection, call.project, job_id))
+        return views(call, connection).job(store.get_job(connection, call.project, job_id, viewer=call.viewer))
 
 
 @routes.get(
@@ -168,7 +168,7 @@ def read_job(call: Call, job_id: str) -> shapes.Job:
 def read_job_result(call: Call, job_id: str) -> shapes.JobResult:
     """The Job and its Checkpoints; while it runs, the current state."""
     with call.services.database.read() as connection:
-        job = views(call, connection).job(store.get_job(connection, call.project, job_id))
+        job = views(call, connection).job(store.get_job(connection, call.project, job_id, viewer=call.viewer))
         return job_result(job, checkpoints.of_job(connection, job_id))
 
 
@@ -190,7 +190,7 @@ def stop(call: Call, job_id: str, trial_id: str | None) -> shapes.Job:
     """Accept a stop of a Job or of one of its Trials; answers the Job."""
     at, actor = call.now, call.principal.actor
     with call.services.database.read() as connection:
-        store.get_job(connection, call.project, job_id)
+        store.get_job(connection, call.project, job_id, viewer=call.viewer)
     job = accept_stop(call.services.database, job_id, trial_id=trial_id, at=at, actor=actor)
     call.services.wake()
     with call.services.database.read() as connection:
@@ -210,7 +210,7 @@ def _unsupported(action: str) -> None:
     )
     def act(call: Call, job_id: str) -> shapes.Job:
         with call.services.database.read() as connection:
-            store.get_job(connection, call.project, job_id)
+            store.get_job(connection, call.project, job_id, viewer=call.viewer)
         raise Refusal.of("JOB_ACTION_UNSUPPORTED", f"a train Job cannot be told to {action}")
 
 

@@ -205,7 +205,7 @@ def read_raw(call: Call, trial_id: str) -> Response:
     if name not in kinds:
         raise Refusal.of("INVALID_LOG_QUERY", "`stream` is stdout or stderr", path="stream")
     with call.services.database.read() as connection:
-        trial = store.get_trial(connection, call.project, trial_id)
+        trial = store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
         attempts = store.attempts_of(connection, [trial_id])[trial_id]
     if any(attempt.log_deleted_at is not None for attempt in attempts):
         raise Refusal.of("LOG_CURSOR_EXPIRED", "the Trial's output was deleted by retention")

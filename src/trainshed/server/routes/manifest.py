@@ -25,5 +25,5 @@ def read_manifest(call: Call, job_id: str) -> Response:
     digest. `outcome` is what came of it so far.
     """
     with call.services.database.snapshot() as connection:
-        document = manifest_of(connection, jobs.get_job(connection, call.project, job_id))
+        document = manifest_of(connection, jobs.get_job(connection, call.project, job_id, viewer=call.viewer))
     return Response(canonical_json(document), media_type="application/json")

@@ -51,7 +51,7 @@ def list_trials(call: Call) -> Page[shapes.Trial]:
     before = open_cursor(call.services.seal, "trials", call.query)
     with call.services.database.read() as connection:
         if job_id is not None:
-            store.get_job(connection, call.project, job_id)
+            store.get_job(connection, call.project, job_id, viewer=call.viewer)
         if kind not in {None, "train"}:
             return Page(items=[])
         rows = store.list_trials(
@@ -64,7 +64,7 @@ def list_trials(call: Call) -> Page[shapes.Trial]:
 def read_trial(call: Call, trial_id: str) -> shapes.Trial:
     """A Trial as it is now."""
     with call.services.database.read() as connection:
-        return views(call, connection).trial(store.get_trial(connection, call.project, trial_id))
+        return views(call, connection).trial(store.get_trial(connection, call.project, trial_id, viewer=call.viewer))
 
 
 for _path, _summary in (
@@ -83,7 +83,7 @@ for _path, _summary in (
 def read_snapshot(call: Call, trial_id: str) -> shapes.TrialSnapshot:
     """Exactly what runs: Runner files with digests, resources, command, parameters (promise P7)."""
     with call.services.database.read() as connection:
-        trial = store.get_trial(connection, call.project, trial_id)
+        trial = store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
         revision = runners.find_revision(connection, trial.runner, trial.revision)
     files = manifest_files(revision.manifest) if revision else []
     return snapshot(
@@ -115,7 +115,7 @@ def list_metrics(call: Call, trial_id: str) -> Page[shapes.Metric]:
 def stop_trial(call: Call, trial_id: str) -> shapes.Trial:
     """Stops this Trial and none of its siblings; repeatable (A14)."""
     with call.services.database.read() as connection:
-        trial = store.get_trial(connection, call.project, trial_id)
+        trial = store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
     job = stop(call, trial.job_id, trial_id)
     return next(view for view in job.training.trials if view.trial_id == trial_id)
 
@@ -124,4 +124,4 @@ def _check_page(call: Call, trial_id: str) -> None:
     page_limit(call.query)
     open_cursor(call.services.seal, "nothing", call.query)
     with call.services.database.read() as connection:
-        store.get_trial(connection, call.project, trial_id)
+        store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
