@@ -19,6 +19,8 @@ from trainshed.jobkit import folder, linux, tree
 
 MOUNT, LINKS = "mount", "permissions"
 """What an attempt says of how its inputs are kept from it."""
+RAY = "/tmp/ray"  # noqa: S108 - where Ray has its files, on every node
+"""Where the shared storage of a Ray task belongs (C48); the one place in a folder of the system's."""
 SANDBOX_CONTENT = "/run/content"
 """The folder of mounts inside a sandbox."""
 _MOST_ENTRIES = 1000
@@ -41,6 +43,8 @@ def bind(path: str, entries: list[Entry]) -> None:
     content = os.path.join(path, folder.CONTENT)
     os.makedirs(content, mode=0o755, exist_ok=True)
     wanted = {target: (source, writable) for source, _, target, writable in entries if target}
+    if RAY in wanted:
+        os.makedirs(RAY, exist_ok=True)  # empty for everybody else; /tmp itself must not be covered
     covers = _covers(wanted)
     if covers.pop("/", None):
         _cover_root(content)
@@ -82,6 +86,7 @@ def link(path: str, entries: list[Entry]) -> None:
 def sandbox_arguments(entries: list[Entry]) -> tuple[list[str], list[str]]:
     """What bubblewrap is told: how to show the machine's files, and what to mount once ``/run`` is there."""
     wanted = {target: (source, writable) for source, _, target, writable in entries if target}
+    ray = wanted.pop(RAY, None)  # its /tmp is its own, and mounted later
     covers = _covers(wanted)
     first = whole = ["--ro-bind", "/", "/"]
     if covers.pop("/", None):
@@ -95,7 +100,7 @@ def sandbox_arguments(entries: list[Entry]) -> tuple[list[str], list[str]]:
         first += (*_parents(target), "--bind" if writable else "--ro-bind", source, target)
     for above in covers:
         first += ("--remount-ro", above)
-    last: list[str] = []
+    last = ["--bind" if ray[1] else "--ro-bind", ray[0], RAY] if ray else []
     for source, place, _, writable in entries:
         point = f"{SANDBOX_CONTENT}/{place}"
         last += (*_parents(point), "--bind" if writable else "--ro-bind", source, point)

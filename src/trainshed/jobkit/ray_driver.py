@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from trainshed.jobkit import linux, ray_wire
+from trainshed.jobkit import linux, ray_capture, ray_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,24 @@ def main(place: str, address: str, port: str) -> None:
         config: Json = json.load(file)
     connection = _connect(address, int(port))
     connection.sendall(config["token"].encode().ljust(128)[:128])
-    sys.exit(_Driver(connection, config["grace_seconds"]).run(os.path.join(place, ray_wire.COMMAND)))
+    driver = _Driver(connection, config["grace_seconds"], _environment(place))
+    sys.exit(driver.run(os.path.join(place, ray_wire.COMMAND)))
+
+
+def _environment(place: str) -> dict[str, str]:
+    """The driver's variables: those of the Job, and on a shared cluster the task's own over them."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    try:
+        with open(os.path.join(place, ray_wire.CLUSTER), encoding="utf-8") as file:
+            cluster: Json = json.load(file)
+        with open(os.path.join(place, ray_wire.ENVIRONMENT), encoding="utf-8") as file:
+            environment |= json.load(file)
+    except FileNotFoundError:
+        return environment
+    environment[ray_capture.VARIABLE] = cluster["group"]
+    capture = os.path.join(place, "capture")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (capture, environment.get("PYTHONPATH"))))
+    return environment
 
 
 def _connect(address: str, port: int) -> socket.socket:
@@ -42,8 +59,9 @@ def _connect(address: str, port: int) -> socket.socket:
 
 
 class _Driver:
-    def __init__(self, connection: socket.socket, grace: float) -> None:
+    def __init__(self, connection: socket.socket, grace: float, environment: dict[str, str]) -> None:
         self._connection = connection
+        self._environment = environment
         self._grace = grace
         self._kill_at: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,6 +78,7 @@ class _Driver:
         try:
             self._process = process = subprocess.Popen(  # noqa: S603 - the user's own command
                 [b"bash", b"-c", text],
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -17,7 +17,7 @@ import time
 import urllib.request
 
 from trainshed.jobkit import ray_wire, reporting
-from trainshed.jobkit.ray_node import Failed, Node, has_job_server, lacks_ray, pause_until
+from trainshed.jobkit.ray_node import Failed, Node, has_job_server, lacks_ray, node_of, pause_until
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,11 +47,12 @@ class Head:
         """The submitter said that the driver ended, or is gone."""
         self._stopped = threading.Event()
         self._gcs = ""
+        self._job: str | None = None
 
     def run(self) -> int:
         """The exit code of this member."""
         signal.signal(signal.SIGTERM, lambda *_: self._stopped.set())
-        if reason := lacks_ray():
+        if not self._config["cluster"] and (reason := lacks_ray()):
             reporting.fail(f"IMAGE_LACKS_RAY: {reason}")
             ray_wire.tell(f"IMAGE_LACKS_RAY: {reason}")
             return ray_wire.LACKS_RAY
@@ -59,8 +60,8 @@ class Head:
         try:
             listening = ray_wire.listen(config["head"], config["port"])
             threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
-            node = Node(config)
-            served = has_job_server()
+            node = node_of(config)
+            served = bool(config["cluster"]) or has_job_server()
             self._gcs, dashboard = node.start_head()
         except (Failed, OSError) as error:
             reporting.fail(f"RAY_HEAD_FAILED: {error}")
@@ -68,7 +69,7 @@ class Head:
             return 1
         complete = self._let_workers_in(node)
         if complete:
-            self._tell_submitter(dashboard if served and _answers(dashboard) else "")
+            self._tell_submitter(dashboard if served and dashboard and _answers(dashboard) else "")
             while not pause_until(time.monotonic() + 3600, self._over, node.ended, self._stopped):
                 pass
             if self._stopped.is_set() and not self._over.is_set():
@@ -129,8 +130,9 @@ class Head:
                 message = line.receive()
             if message["say"] == "ended":
                 self._ended = int(message["code"])
+                self._job = message.get("job")
                 said = f"The driver ended with code {self._ended}"
-                reporting.report("DRIVER_ENDED", said, data={"code": self._ended})
+                reporting.report("DRIVER_ENDED", said, data={"exit_code": self._ended})
         except ray_wire.Gone:
             pass
         finally:
@@ -198,7 +200,6 @@ class Head:
         config = self._config
         job = {"runtime_env": config["runtime_env"] or {}, "metadata": config["metadata"]}
         environment = {**os.environ, "RAY_ADDRESS": self._gcs, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
-        environment["PYTHONUNBUFFERED"] = "1"
         script = os.path.join(config["place"], "driver.py")
         subprocess.Popen(  # noqa: S603 - our own script, which runs the user's command
             [sys.executable, "-u", script, config["place"], *map(str, listening)],
@@ -213,7 +214,7 @@ class Head:
         """Keep the cluster for those who want to look (C50)."""
         seconds = self._config["retain_seconds"]
         until = time.time() + seconds
-        data = {"until": until, "code": self._ended, "url": dashboard}
+        data = {"until": until, "exit_code": self._ended, "url": dashboard}
         reporting.report("RETAINING", f"The cluster is kept for {seconds:g} s", data=data)
         pause_until(time.monotonic() + seconds, self._stopped, node.ended)
 
@@ -222,14 +223,14 @@ class Head:
             for rank, line in self._workers.items():
                 if rank not in self._left:
                     try:
-                        line.send("end")
+                        line.send("end", job=self._job)
                     except ray_wire.Gone:
                         continue
             deadline = time.monotonic() + _WORKERS_LEAVE_SECONDS
             while len(self._left) < len(self._workers) and time.monotonic() < deadline:
                 self._changed.wait(0.2)
         broke = node.ended.is_set() and not self._stopped.is_set()
-        node.hand_in_logs()
+        node.hand_in_logs(self._job)
         node.end()
         if self._submitter is not None:
             try:

@@ -23,6 +23,11 @@ def main(place: str = ray_wire.FOLDER) -> None:
     with open(os.path.join(place, ray_wire.CONFIG), encoding="utf-8") as file:
         config: Json = json.load(file)
     config["place"] = place
+    try:
+        with open(os.path.join(place, ray_wire.CLUSTER), encoding="utf-8") as file:
+            config["cluster"] = json.load(file)
+    except FileNotFoundError:
+        config["cluster"] = None
     sys.exit(_part(config))
 
 

@@ -5,6 +5,7 @@ Runs in the program's place beside user code, with the Python that has Ray. Stan
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -143,7 +144,7 @@ class Node:
         """Whether Ray keeps this node's files where it was told to; older ones do not (C48)."""
         return any(name.startswith("session_") for name in _names(self.place))
 
-    def hand_in_logs(self) -> None:
+    def hand_in_logs(self, _job: str | None) -> None:
         """Write what this node's processes logged into this member's own log (C52)."""
         sessions = [name for name in _names(self.place) if name.startswith("session_2")]
         # Names are times; a shared storage may hold the sessions of earlier Attempts, too.
@@ -160,6 +161,52 @@ class Node:
         """Remove what lies outside of the work directory. The shim ends all processes, with the tree."""
         if not self.place.startswith(SHARED):
             shutil.rmtree(self.place, ignore_errors=True)
+
+
+class GivenNode(Node):
+    """A node of a shared cluster: it is there before and after us, and so are other people's logs."""
+
+    def __init__(self, config: Json) -> None:
+        self._config = config
+        self._cluster: Json = config["cluster"]
+        self.place = ""
+        self.ended = threading.Event()
+
+    def start_head(self) -> tuple[str, str]:
+        """Leave the task's variables for the driver; where the cluster is. Raises `Failed`."""
+        names = [*self._cluster["env"], *self._cluster["hidden"]]
+        content = {name: os.environ[name] for name in names if name in os.environ}
+        path = os.path.join(self._config["place"], ray_wire.ENVIRONMENT)
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+        except OSError as error:
+            raise Failed(f"the driver's variables cannot be written: {error}") from error
+        dashboard = self._cluster["dashboard"]
+        return self._cluster["gcs"], f"http://{dashboard}" if dashboard else ""
+
+    def join(self, gcs: str) -> None:
+        """It has."""
+
+    def follows_own_place(self) -> bool:
+        return True
+
+    def hand_in_logs(self, job: str | None) -> None:
+        """Write what the processes of our own Job logged on this node."""
+        logs = self._cluster["logs"]
+        marks = {name.split("-")[1] for name in _names(logs) if job and f"-{job}-" in name}
+        for name in sorted(_names(logs)):
+            if name.startswith("python-core-worker-") and any(mark in name for mark in marks):
+                _hand_in(os.path.join(logs, name), name, _LOG_BYTES)
+
+    def end(self) -> None:
+        """Nothing of it is ours."""
+
+
+def node_of(config: Json) -> Node:
+    """The node of a member: on a shared cluster, or one that it starts."""
+    return GivenNode(config) if config["cluster"] else Node(config)
 
 
 def _place(config: Json) -> str:

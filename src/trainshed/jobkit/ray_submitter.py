@@ -1,6 +1,6 @@
-"""The submitter of a Ray task: has the driver run as a Ray Job, prints what it prints (C52).
+"""The submitter of a Ray task: has the driver run as a Ray Job, and prints its output (C52).
 
-It ends with the driver's code, after the head has ended the cluster: what the members logged is then complete.
+It ends with the driver's code, after the head has ended the cluster: what members logged is then complete.
 """
 
 from __future__ import annotations
@@ -72,16 +72,20 @@ class Submitter:
     def _submit(self, words: list[str]) -> None:
         """Submit the Job. A used submission id is refused by Ray: it starts at most once (X8)."""
         config = self._config
-        self._call(
-            "POST",
-            "/api/jobs/",
-            {
-                "entrypoint": "exec " + shlex.join(words),
-                "submission_id": config["submission_id"],
-                "runtime_env": config["runtime_env"] or {},
-                "metadata": config["metadata"],
-            },
-        )
+        cluster = config["cluster"]
+        runtime_env = dict(config["runtime_env"] or {})
+        where = {}
+        if cluster:
+            # Its nodes know nothing of the task; the driver gets hidden values from the head's file.
+            runtime_env["env_vars"] = {**cluster["env"], **(runtime_env.get("env_vars") or {})}
+            where = {"entrypoint_resources": {f"node:{cluster['node']}": 0.001}}
+        job = {
+            "entrypoint": "exec " + shlex.join(words),
+            "submission_id": config["submission_id"],
+            "runtime_env": runtime_env,
+            "metadata": config["metadata"],
+        }
+        self._call("POST", "/api/jobs/", job | where)
 
     def _call(self, method: str, path: str, body: Json | None = None) -> Any:
         """Raises `OSError` with Ray's own words, `ValueError` for an answer that is no JSON."""
@@ -189,7 +193,7 @@ class Submitter:
     def _leave(self, head: Line, code: int) -> None:
         """Have the head end the cluster; with debug retention that is when it is over (C50)."""
         try:
-            head.send("ended", code=code)
+            head.send("ended", code=code, job=(self._job() or {}).get("job_id") if self._dashboard else None)
         except ray_wire.Gone:
             return
         over = threading.Event()

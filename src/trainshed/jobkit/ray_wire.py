@@ -11,8 +11,8 @@ token; nobody without it is heard. One line is one message, a JSON object with `
 ``joined``   worker, head        its node is alive; ``node`` says where it keeps its files
 ``ready``    head, submitter     all nodes are alive; ``dashboard`` (URL or empty), ``driver`` (word list)
 ``run``      submitter, head     run the driver beside the head: there is no job server (C7); ``listen``
-``ended``    submitter, head     the driver ended with ``code``
-``end``      head, workers       the task is over: hand in your logs and exit 0
+``ended``    submitter, head     the driver ended with ``code``; ``job`` is Ray's own id of it
+``end``      head, workers       the task is over: hand in your logs and exit 0; ``job`` as above
 ``bye``      head, submitter     the cluster is gone and its logs are written
 ===========  ==================  ========================================================================
 """
@@ -36,6 +36,9 @@ MOST_BYTES = 1 << 20
 """Of one message."""
 CONFIG, COMMAND = "ray.json", "cmd"
 """In the folder of ours in the work directory: what a member is to do, and the user's command as it is."""
+CLUSTER, ENVIRONMENT = "cluster.json", "environment.json"
+"""Likewise, on a shared cluster: what it is (``gcs``, ``dashboard``, ``node``, ``group``, ``logs``, ``env``,
+``hidden``), and the variables that the head leaves for the driver."""
 FOLDER = ".trainshed"
 LACKS_RAY = 78
 """Exit code of a head whose image has no Ray (EX_CONFIG)."""

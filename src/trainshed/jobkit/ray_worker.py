@@ -7,7 +7,7 @@ import threading
 import time
 
 from trainshed.jobkit import ray_wire, reporting
-from trainshed.jobkit.ray_node import Failed, Node, pause_until
+from trainshed.jobkit.ray_node import Failed, node_of, pause_until
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def run(config: Json) -> int:
     try:
         line = ray_wire.meet_head(config)
         gcs = line.expect("start")["gcs"]
-        node = Node(config)
+        node = node_of(config)
         node.join(gcs)
         line.send("joined")
     except (ray_wire.Gone, Failed) as error:
@@ -33,13 +33,13 @@ def run(config: Json) -> int:
         message = "This Ray ignores the folder given to a worker; the head's log monitor alone reads its logs"
         reporting.report("RAY_TEMP_DIR_IGNORED", message, "warning")
     over = threading.Event()
-    outcome: list[str] = []
+    outcome: list[Json] = []
     threading.Thread(target=_listen, args=(line, over, outcome), daemon=True).start()
     while not pause_until(time.monotonic() + 3600, over, node.ended):
         pass
     if stopped.is_set() and not over.is_set():
         pause_until(time.monotonic() + config["grace_seconds"], over)
-    node.hand_in_logs()
+    node.hand_in_logs(outcome[0].get("job") if outcome else None)
     node.end()
     if outcome or stopped.is_set():
         return 0
@@ -49,10 +49,9 @@ def run(config: Json) -> int:
     return 1
 
 
-def _listen(line: ray_wire.Line, over: threading.Event, outcome: list[str]) -> None:
+def _listen(line: ray_wire.Line, over: threading.Event, outcome: list[Json]) -> None:
     try:
-        line.expect("end")
-        outcome.append("end")
+        outcome.append(line.expect("end"))
     except ray_wire.Gone:
         pass
     over.set()

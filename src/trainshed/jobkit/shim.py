@@ -12,7 +12,7 @@ import select
 import signal
 import time
 
-from trainshed.jobkit import cgroups, child, folder, frames, linux, procs, tree
+from trainshed.jobkit import cgroups, child, folder, frames, linux, procs, reporting, tree
 from trainshed.jobkit.logwriter import LogWriter, Stream
 
 TYPE_CHECKING = False
@@ -402,6 +402,8 @@ class _Attempt:
             detail = self._training.detail
         elif self._training is not None and not self._reason and self._training.noticed():
             ended_by = STOP  # it went because it was told to
+        elif self._training is not None and not self._reason and code:
+            detail = self._training.hide(reporting.reason(os.path.join(self._path, folder.WORK)))
         return {"code": code, "signal": number, "ended_by": ended_by, "detail": detail}
 
     def _finish(self, ending: folder.Json, tree_is: str) -> None:

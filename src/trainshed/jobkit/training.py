@@ -10,13 +10,15 @@ import os
 import select
 import time
 
-from trainshed.jobkit import folder, gang, masking, notice, procs, reports
+from trainshed.jobkit import folder, gang, masking, notice, procs, reporting, reports
 
 GANG, PRECHECK = "gang", "precheck"
 STOP_PATIENCE, NOTICE_PATIENCE = 5.0, 30.0
 """How long the others wait for a stop, or a notice, of their own after one of the gang ended by such."""
 _CHECK_SPARE = 30.0
 """How long other members' checks may take beyond their time."""
+_LISTEN_SECONDS = 1.0
+"""How often to look for what a program of ours says, where one runs beside user code."""
 _CHUNK = 1 << 16
 
 TYPE_CHECKING = False
@@ -51,6 +53,10 @@ class Training:
         self._check: _Check | None = None
         self._check_until: float | None = None
         self._waits = False
+        self._work = os.path.join(path, folder.WORK)
+        self._said = -1
+        """How much of what the program says was taken; negative where it says nothing."""
+        self._listen_at = 0.0
         self.detail = ""
         """Why its gang has it end."""
 
@@ -89,6 +95,8 @@ class Training:
             times.append(self._check.until)
         if self._check_until is not None:
             times.append(self._check_until)
+        if self._said >= 0:
+            times.append(self._listen_at)
         return min(times)
 
     # Before user code
@@ -165,6 +173,8 @@ class Training:
             self._check.close()
             self._check = None
         settings = self._settings
+        if os.path.isdir(os.path.join(self._work, reporting.FOLDER)):
+            self._said = 0
         if settings.get("notice"):
             self._notice = notice.Notice(self._path, settings["notice"], self._say, self._epoll, members)
         if settings.get("sample_seconds"):
@@ -180,6 +190,8 @@ class Training:
 
     def step(self) -> tuple[str, float | None] | None:
         """Whether the program is to end now: the reason, and its grace if that is another than its own."""
+        if self._said >= 0 and time.monotonic() >= self._listen_at:
+            self._listen()
         if self._notice is not None and self._notice.step():
             return "stop", notice.GRACE_SECONDS
         if self._gang is None or (self._notice is not None and (self._notice.active or self._notice.over)):
@@ -191,6 +203,19 @@ class Training:
             return GANG, None
         return None
 
+    def _listen(self) -> None:
+        """Make reports of what a program of ours beside user code says (`trainshed.jobkit.reporting`)."""
+        self._listen_at = time.monotonic() + _LISTEN_SECONDS
+        said, self._said = reporting.said(self._work, self._said)
+        for each in said:
+            level = each.get("level")
+            known = level if level in {reports.WARNING, reports.ERROR} else reports.INFO
+            data = each.get("data")
+            named = {str(name): value for name, value in data.items()} if isinstance(data, dict) else {}
+            for taken in ("code", "message", "level"):  # names of our own call
+                named.pop(taken, None)
+            self._say.say(str(each["code"])[:64], str(each.get("message", "")), known, **named)
+
     def noticed(self) -> bool:
         """Whether the program was told to go."""
         return self._notice is not None and (self._notice.active or self._notice.over)
@@ -199,6 +224,9 @@ class Training:
 
     def program_ended(self) -> None:
         """The program is gone: nothing is measured any more, and the notice is answered."""
+        if self._said >= 0:
+            self._listen()
+            self._said = -1
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler = None

@@ -31,7 +31,7 @@ from trainshed.model.resources import Amounts
 SHARED_TARGET = ray_node.SHARED
 """Where the shared storage is mounted (C48)."""
 DRIVER_ENDED, RETAINING, DASHBOARD_LIMITED = "DRIVER_ENDED", "RETAINING", "DASHBOARD_LIMITED"
-"""Reports of the head: ``data`` has ``code``; ``until`` (Unix seconds), ``code`` and ``url``; nothing."""
+"""Reports of the head. ``data`` has ``exit_code``; or ``until`` (Unix seconds), ``exit_code`` and ``url``."""
 DASHBOARD_READY = "DASHBOARD_READY"
 """Report of the head: ``data["url"]`` is where Ray's dashboard listens (the door proxies to it, C50)."""
 LACKS_RAY = "IMAGE_LACKS_RAY"
@@ -48,6 +48,7 @@ _MODULES = (
     "jobkit/ray_worker.py",
     "jobkit/ray_submitter.py",
     "jobkit/ray_driver.py",
+    "jobkit/ray_capture.py",
 )
 _FIND_PYTHON = (
     'for p in python python3; do if command -v "$p" >/dev/null 2>&1; then exec "$p" -u "$0"; fi; done; '
@@ -166,6 +167,7 @@ def _code() -> dict[str, bytes]:
     found = {f"{base}/{name}": (_CODE / name).read_bytes() for name in _MODULES}
     found[f"{base}/__init__.py"] = b""
     found[f"{ray_wire.FOLDER}/member.py"] = _BOOT % (b"ray_member", b"place")
+    found[f"{ray_wire.FOLDER}/capture/sitecustomize.py"] = found[f"{base}/jobkit/ray_capture.py"]
     found[f"{ray_wire.FOLDER}/driver.py"] = _BOOT % (b"ray_driver", b"*sys.argv[1:]")
     return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainshed.engines.contract import EngineError, Launch, Mount
+from trainshed.jobkit.mounts import RAY
 
 _OF_THE_MACHINE = frozenset(
     ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr", "var")
@@ -54,7 +55,7 @@ def _check_target(target: str, engine_root: Path, *, may_mount: bool) -> None:
     parts = target.split("/")
     if parts[0] or not _is_plain("/".join(parts[1:])):
         _refuse(f"`{target}` is not a plain absolute path")
-    if parts[1] in _OF_THE_MACHINE:
+    if parts[1] in _OF_THE_MACHINE and target != RAY:
         _refuse(f"a mount at `{target}` would hide what programs need of /{parts[1]}; use /mnt or /volume")
     if f"{engine_root}/".startswith(f"{target}/") or f"{target}/".startswith(f"{engine_root}/"):
         _refuse(f"a mount at `{target}` would hide the server's own folder {engine_root}")

@@ -202,7 +202,9 @@ class Helper:
         return answers
 
     def _ask(self, calls: Mapping[str, Sequence[Any]], seconds: float) -> Json:
-        ray, found, waiting = self._ray, {}, {}
+        ray = self._ray
+        found: Json = {}
+        waiting: dict[Any, str] = {}
         for unit, call in calls.items():
             if call[0] == "poll" and unit in self._polls:
                 waiting[self._polls.pop(unit)] = unit  # nothing was taken since: it answers this one, too

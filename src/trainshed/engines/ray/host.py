@@ -22,16 +22,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from trainshed.engines.contract import EngineError, Launch, Phase
+from trainshed.engines.contract import EngineError, Launch, Phase, TreeFile
 from trainshed.engines.local import LocalEngine, inventory
 from trainshed.engines.ray import wire
 from trainshed.engines.ray.bridge import EXTRA_SECONDS, Bridge, Exchange, Hub
 from trainshed.jobkit import folder, frames, tree
+from trainshed.jobkit.ray_wire import CLUSTER, FOLDER
 from trainshed.model.resources import Gpu
 
 Json = dict[str, Any]
-CLUSTER_VARIABLE = "TRAINSHED_RAY_CLUSTER"
-"""Tells members of a Ray task which cluster they are on (`trainshed.jobkit.ray_wire`)."""
 _PIECE_BYTES = 1 << 20
 _WORK_BYTES = 64 << 20
 _REPORTS_AT_ONCE = 1000
@@ -89,8 +88,12 @@ class Host:
         if gang is not None and gang.rank:
             gang = replace(gang, start_seconds=gang.start_seconds + EXTRA_SECONDS)
         if self._setup.get("cluster"):  # a Ray task: its own tasks take the GPUs, Ray shows them
-            env = {**launch.env, CLUSTER_VARIABLE: json.dumps(self._setup["cluster"])}
-            return replace(launch, env=env, gpus=(), gang=gang)
+            file = self._root / "files" / CLUSTER
+            file.touch(mode=0o600)
+            cluster = {**self._setup["cluster"], "env": dict(launch.env), "hidden": list(launch.secrets)}
+            file.write_text(json.dumps(cluster), encoding="utf-8")
+            files = (*launch.files, TreeFile(f"{FOLDER}/{CLUSTER}", file))
+            return replace(launch, files=files, gpus=(), gang=gang)
         return replace(launch, gpus=_gpus(launch.gpus, self._setup["gpus"]), gang=gang)
 
     # Watching
