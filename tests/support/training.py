@@ -122,6 +122,8 @@ _CATALOG: dict[str, Any] = {
     "quotas": [
         {"project": "team-a", "resource_type": "reserved", "pool": "h200-pool", "spec": "h200x8", "units": 8},
         {"project": "team-a", "resource_type": "spot", "pool": "h200-pool", "spec": "h200x1", "units": 16},
+        {"resource_type": "ondemand", "pool": "h200-pool", "units": 16},
+        {"resource_type": "spot", "pool": "h200-pool", "units": 16},
         {"resource_type": "reserved", "pool": "here-pool", "units": 8},
         {"resource_type": "reserved", "pool": "ray-pool", "units": 8},
     ],

@@ -18,6 +18,7 @@ from trainshed.model.training.catalog_reading import read_catalog, read_catalog_
 from trainshed.model.training.codes import SPEC_CODES
 from trainshed.model.training.quota import ceiling
 from trainshed.model.training.spec import ResourceType
+from trainshed.policy.gangs.quota import QuotaTable
 
 
 def refused(**changes: Any) -> set[tuple[str, str]]:
@@ -296,17 +297,46 @@ def test_C23_the_most_that_a_project_can_ever_have():
     assert limit(ResourceType.RESERVED, idle_supplement=True) is None
     assert limit(ResourceType.RESERVED, project="stranger") == 0
     assert limit(ResourceType.ONDEMAND) == 3
-    assert limit(ResourceType.SPOT) is None
+    assert limit(ResourceType.SPOT) == 0
     assert limit(ResourceType.IDLE) is None
 
 
-def test_C23_borrowing_stops_at_its_limit_and_rows_of_all_projects_lend_without_one():
+def test_C23_borrowing_stops_at_its_limit_and_rows_of_all_projects_borrow_but_do_not_lend():
     few = Quota("a", ResourceType.RESERVED, "p", "s", 4, "c", 2)
-    rows = (few, ROWS["other"])
-    assert ceiling(Catalog(quotas=rows), "a", ResourceType.RESERVED, "p", "s") == 6
     everyone = Quota("*", ResourceType.RESERVED, "p", "s", 1, "c")
-    assert ceiling(Catalog(quotas=(everyone,)), "x", ResourceType.RESERVED, "p", "s") is None
-    assert ceiling(Catalog(quotas=(few, everyone)), "a", ResourceType.RESERVED, "p", "s") == 6
+
+    def most(project: str, *rows: Quota) -> int | None:
+        return ceiling(Catalog(quotas=rows), project, ResourceType.RESERVED, "p", "s")
+
+    assert most("a", few, ROWS["other"]) == 6
+    assert most("x", everyone) == 1
+    assert most("x", everyone, few) == 5
+    assert most("a", few, everyone) == 4
+
+
+KINDS = st.sampled_from([ResourceType.RESERVED, ResourceType.ONDEMAND])
+QUOTAS = st.lists(
+    st.builds(
+        Quota,
+        st.sampled_from(["a", "b", "c", "*"]),
+        KINDS,
+        st.sampled_from(["p", "q"]),
+        st.sampled_from(["s", "t", "*"]),
+        st.integers(0, 5),
+        st.sampled_from([None, "one", "two"]),
+        st.none() | st.integers(0, 5),
+        st.none() | st.integers(0, 5),
+    ),
+    max_size=8,
+    unique_by=lambda row: (row.project, row.resource_type, row.pool, row.spec),
+)
+
+
+@given(QUOTAS, st.sampled_from("abcx"), KINDS, st.sampled_from("pq"), st.sampled_from("st"), st.booleans())
+def test_C23_the_door_and_the_scheduler_mean_the_same_by_the_rows(rows, project, kind, pool, spec, guarantee):
+    catalog = Catalog(quotas=tuple(rows))
+    most = QuotaTable(rows).most((project, kind, pool, spec), guarantee=guarantee)
+    assert ceiling(catalog, project, kind, pool, spec, guarantee=guarantee) == most
 
 
 def test_the_row_that_says_most_counts():

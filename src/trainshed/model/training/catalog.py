@@ -125,7 +125,7 @@ class Quota:
 
     ``project`` and ``spec`` may be `ANY`: the row then stands for each project or spec that has none of its
     own, one by one, not for all together. ``units`` are owned for `reserved`, a cap for `ondemand` and
-    `spot`. `idle` has no quota.
+    `spot`; without a row a project has none. `idle` has no quota.
     """
 
     project: str
@@ -134,7 +134,7 @@ class Quota:
     spec: str
     units: int
     cohort: str | None = None
-    """Quotas of one cohort (and pool, spec) lend to each other."""
+    """Quotas of one cohort (and pool, spec) lend to each other; rows of `ANY` project only borrow."""
     borrowing_limit: int | None = None
     """Units above the own ones that may be borrowed; ``None``: all that are lent."""
     lending_limit: int | None = None

@@ -1,4 +1,7 @@
-"""How much a project can ever hold (C23, c3): what is asked beyond that is refused, what is below waits."""
+"""How much a project can ever hold (C23, c3): what is asked beyond that is refused, what is below waits.
+
+`policy.gangs.quota` decides what it may take now; a test holds the two to one meaning of the rows.
+"""
 
 from __future__ import annotations
 
@@ -44,39 +47,28 @@ def ceiling(
 ) -> int | None:
     """The most units that a task can ever be given, if everybody else had none; ``None``: no limit.
 
-    `reserved` has what the project owns (nothing without a row) and, without guarantee, what its cohort
-    lends; with `idle_supplement` the rest runs as idle. `ondemand` and `spot` have a cap where a row says
-    so. `idle` has no quota.
+    Without a row there is nothing. `reserved` has what the project owns and, without guarantee, what its
+    cohort lends; with `idle_supplement` the rest runs as idle. `idle` has no quota.
     """
-    row = catalog.quota(project, resource_type, pool, spec)
-    if resource_type is not ResourceType.RESERVED:
-        return None if resource_type is ResourceType.IDLE or row is None else row.units
-    if idle_supplement and not guarantee:
+    if resource_type is ResourceType.IDLE or (idle_supplement and not guarantee):
         return None
+    row = catalog.quota(project, resource_type, pool, spec)
     if row is None:
         return 0
-    return row.units if guarantee else borrowing_ceiling(catalog, row, spec)
-
-
-def borrowing_ceiling(catalog: Catalog, row: Quota, spec: str) -> int | None:
-    """Own units and the most that a quota can borrow of ``spec``; ``None``: no limit.
-
-    Rows of all projects (`ANY`) lend once for each project, and nobody knows how many there will be.
-    """
-    if row.cohort is None:
-        return row.units
-    lenders = [
-        other
-        for other in catalog.quotas
-        if other.cohort == row.cohort
-        and other.pool == row.pool
-        and other.resource_type is row.resource_type
-        and other.spec in {spec, ANY}
-    ]
-    if any(other.project == ANY and other.lendable for other in lenders):
-        return None if row.borrowing_limit is None else row.units + row.borrowing_limit
-    lent = sum(
-        max((other.lendable for other in lenders if other.project == project), default=0)
-        for project in {other.project for other in lenders} - {row.project}
+    return (
+        row.units if guarantee or row.cohort is None else row.units + borrowable(catalog, row, project, spec)
     )
-    return row.units + (lent if row.borrowing_limit is None else min(lent, row.borrowing_limit))
+
+
+def borrowable(catalog: Catalog, row: Quota, project: str, spec: str) -> int:
+    """The most units of ``spec`` that ``project``, whose row this is, can borrow of its cohort.
+
+    Only projects with a row of their own lend: nobody knows how many others there will be.
+    """
+    others = {each.project for each in catalog.quotas if each.cohort == row.cohort} - {ANY, project}
+    lent = 0
+    for other in others:
+        found = catalog.quota(other, row.resource_type, row.pool, spec)
+        if found is not None and found.project != ANY and found.cohort == row.cohort:
+            lent += found.lendable
+    return lent if row.borrowing_limit is None else min(lent, row.borrowing_limit)

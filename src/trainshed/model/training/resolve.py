@@ -176,6 +176,7 @@ class _Resolver:
         self._faults = SpecFaults()
         self._exceeded: list[QuotaAnswer] = []
         self._specs = {row.name: row for row in catalog.instance_specs}
+        self._ceilings: dict[str, int | None] = {}
 
     def result(self) -> Resolution:
         project = self._project()
@@ -332,25 +333,30 @@ class _Resolver:
         """What the whole task asks of its quotas (C23), an autoscaling one at its largest (C51)."""
         scaling = task.autoscaling
         largest = replace(task, workers=scaling.max) if scaling is not None and scaling.enabled else task
-        project, pool = task.project or ANY, task.pool or ""
         return tuple(
             QuotaAnswer(
                 task.resource_type,
-                pool,
+                task.pool or "",
                 spec,
                 units,
-                ceiling(
-                    self._catalog,
-                    project,
-                    task.resource_type,
-                    pool,
-                    spec,
-                    guarantee=bool(task.guarantee),
-                    idle_supplement=task.idle_supplement,
-                ),
+                self._ceiling(task, spec),
             )
             for spec, units in totals(largest, self._specs, choice).demand.items()
         )
+
+    def _ceiling(self, task: TaskSpec, spec: str) -> int | None:
+        """Asked once a spec: there may be hundreds of choices, and thousands of rows."""
+        if spec not in self._ceilings:
+            self._ceilings[spec] = ceiling(
+                self._catalog,
+                task.project or ANY,
+                task.resource_type,
+                task.pool or "",
+                spec,
+                guarantee=bool(task.guarantee),
+                idle_supplement=task.idle_supplement,
+            )
+        return self._ceilings[spec]
 
 
 def _quota_fault(task: TaskSpec, answer: QuotaAnswer) -> tuple[str, str, str]:
