@@ -23,6 +23,10 @@ def test_every_resource_and_method_is_documented_and_exists():
         for name in (
             "training_jobs",
             "jobs",
+            "tasks",
+            "pools",
+            "quotas",
+            "catalog",
             "trials",
             "checkpoints",
             "runners",

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from trainshed.sdk.objects import Artifact, Event, Job, LogRecord, Page, Runner, Trial
+    from trainshed.sdk.pools import Pool, Quota
     from trainshed.sdk.runners import Published
+    from trainshed.sdk.task_objects import SubmittedTask, Task, TaskEvent, Validation, Why
     from trainshed.sdk.transport import RetryPolicy
 
 _HOMES = {
@@ -64,7 +66,9 @@ _HOMES = {
         "WaitTimeout",
     ),
     "objects": ("Artifact", "Event", "Job", "LogRecord", "Page", "Runner", "Trial"),
+    "pools": ("Pool", "Quota"),
     "runners": ("Published",),
+    "task_objects": ("SubmittedTask", "Task", "TaskEvent", "Validation", "Why"),
     "transport": ("RetryPolicy",),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
@@ -94,19 +98,26 @@ __all__ = [
     "NotFreezable",
     "Page",
     "PermissionRefused",
+    "Pool",
     "PublishProgress",
     "Published",
     "PublishedContent",
+    "Quota",
     "RateLimited",
     "RequestRefused",
     "RetryPolicy",
     "Runner",
     "ServerStartFailed",
     "ServerUnavailable",
+    "SubmittedTask",
+    "Task",
+    "TaskEvent",
     "TrainshedError",
     "Trial",
     "UnsafeName",
+    "Validation",
     "WaitTimeout",
+    "Why",
 ]
 
 

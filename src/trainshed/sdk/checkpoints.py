@@ -23,8 +23,8 @@ from trainshed.sdk.errors import (
     TrainshedError,
     WaitTimeout,
 )
-from trainshed.sdk.jobs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_GROWTH
 from trainshed.sdk.objects import Artifact, Page, Raw, mapping, moment, page, required, text
+from trainshed.sdk.polling import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_GROWTH
 from trainshed.sdk.transport import Transport, route
 
 DELETE_SECONDS = 600.0

@@ -14,11 +14,14 @@ from trainshed.sdk.transport import RetryPolicy, Transport, route
 
 if TYPE_CHECKING:
     from trainshed.sdk.admin import Keys, Members, Projects
+    from trainshed.sdk.catalogs import Catalog
     from trainshed.sdk.checkpoints import Checkpoints
     from trainshed.sdk.contents import Contents, Plugins
     from trainshed.sdk.jobs import Jobs, TrainingJobs
+    from trainshed.sdk.pools import Pools, Quotas
     from trainshed.sdk.runners import Runners
     from trainshed.sdk.stored_content import StoredContent
+    from trainshed.sdk.tasks import Tasks
     from trainshed.sdk.trials import Trials
 
 DEFAULT_TIMEOUT_SECONDS = 30.0
@@ -71,6 +74,34 @@ class Client:
         from trainshed.sdk.jobs import TrainingJobs  # noqa: PLC0415 - only what is used is imported
 
         return TrainingJobs(self._transport)
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        """Training tasks of kind pytorch and ray."""
+        from trainshed.sdk.tasks import Tasks  # noqa: PLC0415 - only what is used is imported
+
+        return Tasks(self._transport)
+
+    @cached_property
+    def pools(self) -> Pools:
+        """Pools, clusters and cordons."""
+        from trainshed.sdk.pools import Pools  # noqa: PLC0415 - only what is used is imported
+
+        return Pools(self._transport)
+
+    @cached_property
+    def quotas(self) -> Quotas:
+        """Quotas of training tasks."""
+        from trainshed.sdk.pools import Quotas  # noqa: PLC0415 - only what is used is imported
+
+        return Quotas(self._transport)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The catalogue that training tasks choose from."""
+        from trainshed.sdk.catalogs import Catalog  # noqa: PLC0415 - only what is used is imported
+
+        return Catalog(self._transport)
 
     @cached_property
     def jobs(self) -> Jobs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,14 +9,10 @@ from http import HTTPStatus
 from typing import Any
 
 from trainshed.sdk.answers import LARGEST_PAGE
-from trainshed.sdk.errors import ConnectionFailed, RateLimited, ServerUnavailable, WaitTimeout
 from trainshed.sdk.logs import OUTAGE_SECONDS, LogFollower
 from trainshed.sdk.objects import Event, Job, Page, event, job, mapping, page
+from trainshed.sdk.polling import wait_until
 from trainshed.sdk.transport import Transport, route
-
-FIRST_POLL_SECONDS = 0.1
-LONGEST_POLL_SECONDS = 5.0
-POLL_GROWTH = 1.5
 
 
 class TrainingJobs:
@@ -160,24 +155,13 @@ class Jobs:
         def done(found: Job) -> bool:
             return found.ended and (not released or all(each.cleanup_confirmed for each in found.trials))
 
-        deadline = None if timeout is None else time.monotonic() + timeout
-
-        def look() -> Job:
+        def look(deadline: float | None) -> Job:
             return job(self._transport.call("GET", route("jobs", job_id), deadline=deadline))
 
-        pause = FIRST_POLL_SECONDS
-        while True:
-            try:
-                found = self._transport.patiently(look, outage_seconds=outage_seconds, deadline=deadline)
-            except (ConnectionFailed, ServerUnavailable, RateLimited) as error:
-                if deadline is None or time.monotonic() < deadline:
-                    raise
-                raise WaitTimeout(f"no answer about {job_id} after {timeout:g} s: {error}") from error
-            if done(found):
-                return found
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                held = " and not known to be released" if found.ended else ""
-                raise WaitTimeout(f"{job_id} is {found.status}{held} after {timeout:g} s")
-            self._transport.sleep(pause if left is None else min(pause, left))
-            pause = min(pause * POLL_GROWTH, LONGEST_POLL_SECONDS)
+        def said(found: Job) -> str:
+            held = " and not known to be released" if found.ended else ""
+            return f"{job_id} is {found.status}{held}"
+
+        return wait_until(
+            self._transport, look, done, said, name=job_id, timeout=timeout, outage_seconds=outage_seconds
+        )
