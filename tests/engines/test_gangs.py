@@ -308,7 +308,8 @@ def test_a_member_that_cannot_be_one_is_refused(local: LocalHarness, change: dic
 
 
 def test_C39_C41_names_and_host_files_are_those_of_ones_own_gang(local: LocalHarness) -> None:
-    text = "cat /root/hostfile /root/hostfile.hostname $TRAINSHED_HOSTFILE; getent hosts $MASTER_ADDR; touch /root/.new"
+    text = "cat /root/hostfile /root/hostfile.hostname $TRAINSHED_HOSTFILE; getent hosts $MASTER_ADDR"
+    text += "; touch /root/.new"
     gangs = [gang(local, [text] * 2, gang_id=name) for name in ("one", "two")]
     for launches in gangs:
         local.engine.launch_many(launches)

@@ -209,7 +209,7 @@ class Gang:
 
     def _mark(self, name: str) -> None:
         temporary = os.path.join(self._folder, f".{name}.{self.rank}")
-        with open(temporary, "w", encoding="ascii") as file:
+        with open(temporary, "w", encoding="utf-8") as file:
             json.dump({"pid": os.getpid()}, file)
         os.rename(temporary, os.path.join(self._folder, f"{name}.{self.rank}"))
 

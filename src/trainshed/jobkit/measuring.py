@@ -242,7 +242,7 @@ def _listener(pid: int, port: int) -> str:
     wild = ""
     for table in ("tcp", "tcp6"):
         try:
-            with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+            with open(f"/proc/{pid}/net/{table}", encoding="utf-8") as file:
                 rows = [line.split() for line in file.readlines()[1:]]
         except OSError:
             continue

@@ -42,6 +42,8 @@ def enter(path: str, sandbox: Json, shm_bytes: int, marks: dict[str, str]) -> No
     Its next child is the first to be inside wholly. ``marks`` are the variables by which the processes
     that stay are found. Afterwards this process has no privileges. Raises `OSError` with the reason.
     """
+    import warnings  # noqa: F401, PLC0415 - `os.execvpe` imports it, and our own files may not be seen inside
+
     join(_build(_arguments(path, sandbox, shm_bytes), marks), _NAMESPACES)
     linux.drop_privileges(sandbox["user"])
     os.chdir(WORK)

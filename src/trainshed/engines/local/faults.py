@@ -127,7 +127,7 @@ def _links() -> dict[str, bool]:
 
 def _read(place: Path) -> str:
     try:
-        return place.read_text(encoding="ascii").strip()
+        return place.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""  # the carrier of an interface that is down cannot be read
 
