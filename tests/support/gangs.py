@@ -113,6 +113,8 @@ class GangDeployment(FakeDeployment):
     ) -> None:
         self.catalog = catalog_ or catalog()
         self.hidden: dict[str, dict[str, str]] = {}
+        self.created: list[str] = []
+        """Jobs, for whoever repeats what may have been done before a crash."""
         self.revision = 1
         self._number = itertools.count(1)
         options["training"] = Training(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import structlog
 
 from trainshed.content.local import LocalContent
+from trainshed.control import metrics
 from trainshed.control.background import Workers
+from trainshed.control.training.idle import IdleSampler
 from trainshed.control.training.keys import AttemptFolders
 from trainshed.control.training.placing import GangPlacer, ReadCatalog
 from trainshed.control.training.reconcile import GangReconciler, known_units
@@ -23,6 +26,8 @@ from trainshed.policy.cluster import Held
 from trainshed.policy.effective import ServerPolicy
 from trainshed.store import gangs, settings
 from trainshed.store.database import Connection, Database
+
+_COUNT_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +72,9 @@ class Gangs:
             workers,
             open_secrets=training.open_secrets,
         )
+        self._idle = IdleSampler(database, self._placer, clock)
         self._fleet_text = ""
+        self._counted = float("-inf")
 
     def step(self, changed: set[str], *, everything: bool) -> bool:
         """One look at all gangs, and a pass; whether another step should follow at once."""
@@ -78,13 +85,28 @@ class Gangs:
                     news |= site.engine.changed(0.0)
                 except EngineError as error:
                     log.warning("an engine does not answer", engine=site.key, reason=error.message)
-        return self._reconciler.step(news, everything=everything)
+        again = self._reconciler.step(news, everything=everything)
+        if everything:
+            self._idle.look()
+        self._count_waiting()
+        return again
+
+    def _count_waiting(self) -> None:
+        """Who waits for what, for `/metrics`, at most once a second."""
+        if time.monotonic() < self._counted + _COUNT_SECONDS:
+            return
+        self._counted = time.monotonic()
+        metrics.gang_queue.clear()
+        for code, count in self._placer.waiting_by_reason().items():
+            metrics.gang_queue.labels(reason=code).set(count)
 
     def read_nodes(self, home: Sequence[Node]) -> None:
         """Take in the nodes of this machine, ask the others for theirs, and publish these for readers."""
         self._sites.read_nodes(home)
         rows = {
-            cluster: [{"node": asdict(node), "labels": {}} for node in site.nodes]
+            cluster: [
+                {"node": asdict(node), "labels": dict(site.labels.get(node.name, {}))} for node in site.nodes
+            ]
             for site in self._sites.all
             if site is not self._sites.home
             for cluster in sorted(site.clusters)

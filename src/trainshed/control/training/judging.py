@@ -95,7 +95,7 @@ def past_of(attempts: Sequence[Attempt], exit_codes: Mapping[str, int | None]) -
             PastAttempt(
                 Cause(each.cause),
                 None if each.exit_class is None else ExitClass(each.exit_class),
-                f"{each.ended_by}:{each.failed_rank}:{exit_codes.get(each.id)}",
+                f"{each.ended_by}:{exit_codes.get(each.id)}",
                 ran,
             )
         )
@@ -201,7 +201,8 @@ def _failed(
     followed = retry.decide_retry(ledger, end, fault)
     seen = view.seen[rank] if view is not None and rank is not None else None
     common: dict[str, Any] = {
-        "ended_by": culprit.ended_by.value if culprit is not None else "lost",
+        # As the fingerprint begins, which the ledger compares (C35).
+        "ended_by": verdict.fingerprint.partition(":")[0] or (culprit.ended_by if culprit else "lost"),
         "exit_class": verdict.exit_class,
         "failed_rank": rank,
         "exit_code": verdict.exit_code,
@@ -247,7 +248,7 @@ def _ends(
     if failure is not None:
         how = retry.EndedBy.IMAGE if failure.code == _PULL_FAILED else retry.EndedBy.NOT_STARTED
         said = failure.detail
-        return [retry.ReplicaEnd(0, nodes[0], how, None, 0.0, said, failure.retryable)]
+        return [retry.ReplicaEnd(0, nodes[0], how, None, 0.0, said, failure.retryable, failure.code)]
     found = []
     for rank, seen in enumerate(view.seen if view is not None else ()):
         found.append(_end(rank, nodes[rank], seen, log_tail if view and rank == view.failed else ""))
@@ -262,9 +263,10 @@ def _end(rank: int, node: str, seen: Observation, log_tail: str) -> retry.Replic
     done = seen.exit
     last = log_tail.rstrip().rpartition("\n")[2][-300:] if done.ended_by is EndedBy.EXIT else ""
     message = _CODE.sub("", done.detail, count=1) or last
-    unstarted = done.ended_by is EndedBy.NOT_STARTED
+    code = found.group(1) if (found := _CODE.match(done.detail)) else ""
+    unstarted = done.ended_by is EndedBy.NOT_STARTED and code not in FINAL_CODES
     return retry.ReplicaEnd(
-        rank, node, _WORDS[done.ended_by], done.code, done.finished_at, message, unstarted
+        rank, node, _WORDS[done.ended_by], done.code, done.finished_at, message, unstarted, code
     )
 
 

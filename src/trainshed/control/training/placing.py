@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainshed.control import metrics
@@ -371,9 +371,17 @@ class GangPlacer:
     def _rules(self) -> GangRules:
         return GangRules(overhead_seconds=self._policy.stop_grace_seconds + RELEASE_SECONDS)
 
-    def waiting_reasons(self) -> Iterable[tuple[Yard, GangDecision]]:
-        """Decisions that explain who waits, site by site."""
-        return [(yard, yard.decision) for yard in self.yards.values() if yard.decision is not None]
+    def waiting_by_reason(self) -> dict[str, int]:
+        """How many tasks wait for what (P10)."""
+        found: dict[str, int] = {}
+        for yard in self.yards.values():
+            decision = yard.decision
+            if decision is None:
+                continue
+            for waiting in yard.queue.tasks.values():
+                code = decision.reason(waiting).code.value
+                found[code] = found.get(code, 0) + 1
+        return found
 
 
 def _text(plan: Plan) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import structlog
 
@@ -22,6 +23,13 @@ OpenEngine = Callable[[Cluster], Engine]
 log = structlog.get_logger(__name__)
 
 
+@runtime_checkable
+class _Labelled(Protocol):
+    """An engine whose nodes have labels (`NodeRule.labels`)."""
+
+    def labels(self) -> Mapping[str, Mapping[str, str]]: ...
+
+
 @dataclass(slots=True)
 class Site:
     """One engine, whatever number of clusters the catalogue makes of it."""
@@ -33,6 +41,8 @@ class Site:
     answers: bool = True
     """Whether it answered last time; nothing starts where it does not."""
     clusters: set[str] = field(default_factory=set)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of each node, where the engine knows any."""
 
 
 class Sites:
@@ -106,6 +116,7 @@ class Sites:
                 continue
             try:
                 site.nodes, site.answers = tuple(site.engine.nodes()), True
+                site.labels = site.engine.labels() if isinstance(site.engine, _Labelled) else {}
             except EngineError as error:
                 if site.answers:
                     log.warning("an engine does not answer", engine=site.key, reason=error.message)
@@ -126,7 +137,12 @@ def places_of(site: Site, catalog: Catalog, cordons: Collection[Cordon]) -> tupl
     found = []
     for node in site.nodes:
         pool = next(
-            (p for p in catalog.pools if p.cluster in site.clusters and p.nodes.covers(node.name)), None
+            (
+                p
+                for p in catalog.pools
+                if p.cluster in site.clusters and p.nodes.covers(node.name, site.labels.get(node.name, {}))
+            ),
+            None,
         )
         if pool is not None:
             found.append(PlaceNode(without_gpus(node, closed.get(node.name, frozenset())), pool.id))
