@@ -140,7 +140,9 @@ class TaskAcceptance:
             access.lock_project(connection, principal.project_id)
             if request_id and (job_id := self._replay(connection, principal, request_id, canonical)):
                 return job_id
-            if not request_id and not effective.request.allow_duplicate:
+            allowed = effective.request.allow_duplicate
+            # A command line makes an id for each run of it: by itself that does not tell a mistake.
+            if not (bool(request_id) if allowed is None else allowed):
                 self._refuse_twin(connection, task)
             named = self._named(connection, task)
             sentence = _submitted(named, effective)

@@ -39,7 +39,7 @@ ROOT_FIELDS: tuple[Field, ...] = (
         "Create it although the same was submitted a moment ago.",
         "C56",
         FLAG,
-        default=False,
+        derived="true with a request_id, which tells by itself; else false",
     ),
     Field("smoke", "`validate` only: judge a small copy of the task.", "C16", MAP),
     Field(

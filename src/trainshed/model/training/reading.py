@@ -115,7 +115,7 @@ def read_document(
     request = TaskRequest(
         spec=task,
         request_id=request_id,
-        allow_duplicate=root.flag("allow_duplicate"),
+        allow_duplicate=root.flag("allow_duplicate") if "allow_duplicate" in root else None,
         smoke=read_smoke(root),
     )
     return Reading(request, tuple(notes.faults.faults), frozenset(notes.broken), notes.places)

@@ -372,6 +372,6 @@ class TaskRequest:
 
     spec: TaskSpec
     request_id: str | None = None
-    allow_duplicate: bool = False
-    """Passes `DUPLICATE_SUSPECTED` (C56)."""
+    allow_duplicate: bool | None = None
+    """True passes `DUPLICATE_SUSPECTED`, false asks for it even with a request id (C56)."""
     smoke: Smoke | None = None
