@@ -25,13 +25,31 @@ class Amounts:
     shm_mb: int = 0
 
     def __add__(self, other: Self) -> Amounts:
-        return Amounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Amounts(
+            self.gpus + other.gpus,
+            self.cpus + other.cpus,
+            self.memory_mb + other.memory_mb,
+            self.storage_mb + other.storage_mb,
+            self.shm_mb + other.shm_mb,
+        )
 
     def __sub__(self, other: Self) -> Amounts:
-        return Amounts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+        return Amounts(
+            self.gpus - other.gpus,
+            self.cpus - other.cpus,
+            self.memory_mb - other.memory_mb,
+            self.storage_mb - other.storage_mb,
+            self.shm_mb - other.shm_mb,
+        )
 
     def __mul__(self, times: int) -> Amounts:
-        return Amounts(*(getattr(self, f.name) * times for f in fields(self)))
+        return Amounts(
+            self.gpus * times,
+            self.cpus * times,
+            self.memory_mb * times,
+            self.storage_mb * times,
+            self.shm_mb * times,
+        )
 
     def fits_in(self, room: Amounts) -> bool:
         """Whether every component is at most the same component of ``room``."""

@@ -12,7 +12,7 @@ from trainshed.model.resources import Amounts
 from trainshed.model.training.spec import ResourceType
 from trainshed.policy.cluster import Held
 from trainshed.policy.gangs.room import Layout, Room, mask_of
-from trainshed.policy.gangs.snapshot import GangClass, PlaceNode, Running, Shape
+from trainshed.policy.gangs.snapshot import Choice, GangClass, Group, PlaceNode, Running, Shape
 
 LineKey = tuple[str, ResourceType, str, str]
 """Project, resource type, pool, spec: what a quota counts (C23)."""
@@ -55,6 +55,7 @@ class GangCluster:
     def replace(self, nodes: Iterable[PlaceNode], cordoned: Iterable[str]) -> None:
         """The nodes there are now, and those of them on which nothing may start; costs a whole build."""
         self.layout = Layout(nodes)
+        self.version += 1
         self._cordoned = frozenset(cordoned)
         self.open = {name: n for name, n in self.layout.numbers.items() if name not in self._cordoned}
         """Nodes on which something may start, name to number."""
@@ -70,8 +71,7 @@ class GangCluster:
             if held.node in self.layout.numbers:
                 self._on_node[self.layout.numbers[held.node]][held.id] = held
         self._steps: dict[tuple[int, Shape], dict[int, tuple[int, float, list[Step]]]] = {}
-        self._ever: dict[tuple[int, Shape], int] = {}
-        self._ever_of = self._cordoned
+        self._forget_shapes()
         for number in range(len(self.layout.nodes)):
             self._recount(number)
 
@@ -83,6 +83,8 @@ class GangCluster:
         """Nothing starts on these nodes from now on, and on no others that were closed before."""
         changed = self._cordoned ^ frozenset(names)
         self._cordoned = frozenset(names)
+        self.version += 1
+        self._forget_shapes()
         for name in changed:
             number = self.layout.numbers.get(name)
             if number is None:
@@ -139,13 +141,43 @@ class GangCluster:
 
     def ever(self, kind: int, shape: Shape) -> int:
         """Replicas of a shape that the open nodes of a kind could serve if they were empty."""
-        if self._ever_of != self._cordoned:
-            self._ever, self._ever_of = {}, self._cordoned
         known = self._ever.get((kind, shape))
         if known is None:
             nodes = (n for n in self.layout.kind_nodes[kind] if self.layout.names[n] in self.open)
-            known = self._ever[kind, shape] = sum(self.layout.node_ever(n, kind, shape) for n in nodes)
+            known = sum(self.layout.node_ever(n, kind, shape) for n in nodes)
+            self._ever[kind, shape] = known
         return known
+
+    def most_of(self, key: GangClass, choice: Choice) -> tuple[Group, int] | None:
+        """The first group that the open nodes could not serve even if empty, and how much of it fits."""
+        place = (key.pool, choice, key.excluded)
+        if place not in self._impossible:
+            self._impossible[place] = self._search_impossible(key, choice)
+        return self._impossible[place]
+
+    def _search_impossible(self, key: GangClass, choice: Choice) -> tuple[Group, int] | None:
+        layout = self.layout
+        for group in choice.groups:
+            ever = 0
+            for kind in layout.meaning(key.pool, group.gpu_model):
+                numbers = (self.open[name] for name in key.excluded if name in self.open)
+                gone = sum(layout.node_ever(number, kind, group.shape) for number in numbers)
+                ever = max(ever, self.ever(kind, group.shape) - gone)
+            if ever < group.count:
+                return group, ever
+        if len(choice.groups) > 1 and not self._fits_empty(key, choice):
+            return choice.groups[0], choice.groups[0].count - 1
+        return None
+
+    def _fits_empty(self, key: GangClass, choice: Choice) -> bool:
+        """Whether different replicas fit together on open nodes without anything else on them."""
+        room = Room(self.layout)
+        for name, number in self.open.items():
+            if name not in key.excluded:
+                place = self.layout.nodes[number].node
+                room.set_mask(number, mask_of(gpu.index for gpu in place.gpus))
+                room.add(number, place.amounts, 1)
+        return room.place(key.pool, choice, None) is not None
 
     def on_node(self, number: int) -> Iterable[Running | Held]:
         """What is on a node."""
@@ -209,6 +241,10 @@ class GangCluster:
 
     def _count(self, running: Running, sign: int) -> None:
         add_usage(self.used, self.lent, running, sign)
+
+    def _forget_shapes(self) -> None:
+        self._ever: dict[tuple[int, Shape], int] = {}
+        self._impossible: dict[tuple[str, Choice, frozenset[str]], tuple[Group, int] | None] = {}
 
     def _touch(self, running: Running) -> None:
         for number in self._numbers(running):

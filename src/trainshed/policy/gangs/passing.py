@@ -117,21 +117,12 @@ class Pass:
 
     def impossible(self, key: GangClass, choice: Choice) -> GangReason | None:
         """Why no node or not enough nodes could ever serve a choice."""
-        for group in choice.groups:
-            ever = 0
-            for kind in self.layout.meaning(key.pool, group.gpu_model):
-                fit = self.cluster.ever(kind, group.shape)
-                if fit >= group.count and key.excluded:
-                    fit -= sum(
-                        self.layout.node_ever(self.layout.numbers[name], kind, group.shape)
-                        for name in key.excluded
-                        if name in self.cluster.open
-                    )
-                ever = max(ever, fit)
-            if ever < group.count:
-                spec = _spec(choice, group)
-                return GangReason(GangWait.NO_MATCHING_SPEC, spec, group.count, largest=ever, pool=key.pool)
-        return None
+        found = self.cluster.most_of(key, choice)
+        if found is None:
+            return None
+        group, ever = found
+        spec = _spec(choice, group)
+        return GangReason(GangWait.NO_MATCHING_SPEC, spec, group.count, largest=ever, pool=key.pool)
 
     def sources(self, key: GangClass, choice: Choice) -> tuple[SourceUnits, ...] | GangReason:
         """Out of whose units a choice would run, now and beside what is planned."""

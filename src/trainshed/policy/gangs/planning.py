@@ -27,6 +27,7 @@ from trainshed.policy.gangs.snapshot import (
 
 _Hold = tuple[int, int, Amounts]
 """A node, the GPUs held there now as a mask, and the rest of what is held."""
+_NOT_YET: tuple[float, int, float | None] = (-inf, -1, None)
 
 
 class Plans:
@@ -106,10 +107,7 @@ class Plans:
         going = list(on_the_way_out(state.cluster.evicting.values(), claimed, state.now))
         if not candidates and not going:
             return False
-        since = self.queue.simulated.get(key)
-        again = None if since is None else since + state.rules.simulate_again_seconds
-        if self._simulations >= state.rules.max_simulations or (again is not None and state.now < again):
-            state.look_again(again if again is not None and again > state.now else state.now + 1)
+        if not self._worth_a_try(since):
             return False
         self._simulations += 1
         state.split_future()
@@ -125,12 +123,24 @@ class Plans:
         )
         found = simulation.search(candidates, going)
         if found is None:
-            self.queue.simulated[key] = state.now
-            state.look_again(state.now + state.rules.simulate_again_seconds)
+            vain = self.queue.simulated.setdefault(key, {})
+            vain[number] = (state.now, state.cluster.version, pool.next_at)
             return False
         nodes = {part.node for part in found.parts}
         awaited = [one for one in going if any(part.node in nodes for part in one.parts)]
         self._plan(waiting, number, found.parts, found.victims, awaited)
+        return True
+
+    def _worth_a_try(self, since: float) -> bool:
+        """Not all the time on a cluster that changes, and not too often in a pass."""
+        state = self.state
+        again = since + state.rules.simulate_again_seconds
+        if state.now < again:
+            state.look_again(again)
+            return False
+        if self._simulations >= state.rules.max_simulations:
+            state.look_again(state.now + 1)
+            return False
         return True
 
     def _plan(

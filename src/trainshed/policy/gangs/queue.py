@@ -56,8 +56,9 @@ class GangQueue:
         self._asleep: list[tuple[float, str]] = []
         self.sleeping: dict[str, Waiting] = {}
         """Those whose back-off is not over."""
-        self.simulated: dict[GangClass, float] = {}
-        """When a preemption for a class was last simulated in vain."""
+        self.simulated: dict[GangClass, dict[int, tuple[float, int, float | None]]] = {}
+        """When a preemption for a choice of a class was last simulated in vain, on which version of the
+        cluster, and when another gang will be old enough to be a victim."""
         for one in waiting:
             self.add(one)
 

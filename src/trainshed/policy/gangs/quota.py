@@ -29,6 +29,8 @@ class QuotaTable:
         self._rows = {(q.project, q.resource_type, q.pool, q.spec): q for q in self.rows}
         self._found: dict[LineKey, Quota | None] = {}
         self._members: dict[CohortKey, tuple[str, ...]] = {}
+        self._most: dict[tuple[LineKey, bool], int] = {}
+        self._unlent: dict[tuple[str, str], int] = {}
         self.guests = any(q.project == ANY and q.cohort is not None for q in self.rows)
         """Whether projects without a row of their own may borrow."""
         self._projects = sorted({q.project for q in self.rows if q.project != ANY})
@@ -59,6 +61,12 @@ class QuotaTable:
 
     def most(self, line: LineKey, *, guarantee: bool) -> int:
         """Units that a task can ever get; more is refused at the door (C23)."""
+        known = self._most.get((line, guarantee))
+        if known is None:
+            known = self._most[line, guarantee] = self._find_most(line, guarantee=guarantee)
+        return known
+
+    def _find_most(self, line: LineKey, *, guarantee: bool) -> int:
         row = self.row(line)
         if row is None:
             return 0
@@ -74,14 +82,12 @@ class QuotaTable:
 
     def unlent(self, pool: str, spec: str) -> int:
         """Reserved units of a pool that their owners lend to nobody: idle tasks keep off them (c3)."""
-        return sum(
-            row.units - row.lendable
-            for row in self.rows
-            if row.resource_type is ResourceType.RESERVED
-            and row.pool == pool
-            and row.spec == spec
-            and row.project != ANY
-        )
+        known = self._unlent.get((pool, spec))
+        if known is None:
+            rows = (self.row((project, ResourceType.RESERVED, pool, spec)) for project in self._projects)
+            known = sum(row.units - row.lendable for row in rows if row is not None and row.project != ANY)
+            self._unlent[pool, spec] = known
+        return known
 
 
 @dataclass(slots=True)

@@ -91,6 +91,13 @@ class Choice:
     needs: tuple[ReplicaNeed, ...]
 
     @cached_property
+    def _hash(self) -> int:
+        return hash(self.needs)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
     def units(self) -> tuple[tuple[str, int], ...]:
         """``(spec, units)`` of the whole gang, same specs together, different ones apart (C23)."""
         sums: dict[str, int] = {}
