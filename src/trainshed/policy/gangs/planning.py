@@ -90,6 +90,11 @@ class Plans:
         """Plan a start on what gangs of lower rank leave, if that works node by node."""
         key, state = waiting.key, self.state
         choice = key.choices[number]
+        since, version, ripe = self.queue.simulated.get(key, {}).get(number, _NOT_YET)
+        if version == state.cluster.version and (ripe is None or state.now < ripe):
+            if ripe is not None:
+                state.look_again(ripe)
+            return False
         if (
             not choice.groups
             or state.impossible(key, choice) is not None
