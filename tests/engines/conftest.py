@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from engines.containers import (
 )
 from engines.machinery import LocalHarness, each_way
 from support.docker import running_docker, why_no_docker
+from support.ray_cluster import RayCluster, shared_cluster
 from support.registry import Registry
 from trainshed.engines.local import ImageSettings, LocalEngine
 from trainshed.jobkit import mounts
@@ -43,6 +45,15 @@ def docker_ground(registry: Registry, tmp_path_factory: pytest.TempPathFactory) 
     with running_docker(folder / "daemon") as host, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", host)
         yield make_ground(folder / "engine", registry, "docker")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """A real Ray cluster of three nodes with simulated GPUs, one for all processes of this test run."""
+    base = tmp_path_factory.getbasetemp()
+    place = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with shared_cluster(place / "ray") as cluster:
+        yield cluster
 
 
 @pytest.fixture

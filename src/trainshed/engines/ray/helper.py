@@ -45,7 +45,8 @@ class Actor:
         import ray  # noqa: PLC0415 - on the node
 
         node = ray._private.worker._global_node  # noqa: SLF001 - no public name for a node's folder of logs
-        setup = {**setup, "code": place, "gpus": [str(each) for each in ray.get_gpu_ids()]}
+        gpus = [str(each) for each in ray.get_gpu_ids()]
+        setup = {**setup, "code": place, "gpus": gpus, "address": ray.util.get_node_ip_address()}
         if setup.get("cluster"):
             setup["cluster"] = {**setup["cluster"], "logs": node.get_logs_dir_path()}
         self._hub_name = f"{setup['prefix']}{setup['gang']}.0"

@@ -106,6 +106,7 @@ class Host:
         log = _read(engine.logs(unit).frames, log_at)
         reports = list(engine.reports(unit, report_after))[:_REPORTS_AT_ONCE]
         return {
+            "node": self._setup["address"],
             "seen": wire.observation_to_json(seen),
             "log": base64.b64encode(log).decode(),
             "log_more": len(log) == _PIECE_BYTES,

@@ -153,8 +153,9 @@ class Keeper:
                 self._channel.call("end_group", gang)
             return
         answers = self._channel.call("poll", {unit: [0, 0, 0.0] for unit in members})
-        broken = [said.get("gone") or said.get("failed") for said in answers.values() if "slow" not in said]
-        faults = [fault for fault in broken if fault]
+        faults = [
+            each.get("gone") or each["failed"] for each in answers.values() if {"gone", "failed"} & set(each)
+        ]
         if faults:
             self._failures[gang] = self._failures.get(gang, 0) + 1
             late = late or self._failures[gang] >= _HOST_TRIES
@@ -162,16 +163,17 @@ class Keeper:
             why = f"Its hosts do not start on the Ray cluster: {(faults or ['no answer'])[0]}"
             self._never(members, EndedBy.NOT_STARTED, why)
         elif all("new" in answer for answer in answers.values()):
-            self._hand_over(members, said)
+            where = {unit: answer["new"]["node"] for unit, answer in answers.items()}
+            self._hand_over(members, said, where)
 
     def _facts(self) -> Json:
         if not self._channel.facts:
             self._channel.call("hello")
         return self._channel.facts
 
-    def _hand_over(self, members: dict[str, Mirror], said: dict[str, Json]) -> None:
+    def _hand_over(self, members: dict[str, Mirror], said: dict[str, Json], nodes: dict[str, str]) -> None:
         for unit, mirror in members.items():
-            mirror.write(HANDED, {"at": time.time()})
+            mirror.write(HANDED, {"at": time.time(), "node": nodes[unit]})
             answer = self._channel.call("tell", unit, "launch", [said[unit]])
             self._touch(unit)
             error = (answer.get("new") or {}).get("error")
@@ -326,9 +328,11 @@ class Keeper:
             return outcome
         if "gone" not in answer:
             return {"confirmed": False, "checks": {"host": "does not answer"}, "killed": 0}
-        if not mirror.has(HANDED) or not group.node:
+        handed = mirror.read(HANDED)
+        if handed is None:
             return {"confirmed": True, "checks": {"host": "none on the cluster"}, "killed": 0}
-        outcome = self._channel.call("clean", group.node, units.root(unit, self._instance))
+        node = str(handed.get("node") or group.node)
+        outcome = self._channel.call("clean", node, units.root(unit, self._instance))
         if "dead" in outcome:
             return {"confirmed": True, "checks": {"node": f"dead: {outcome['dead']}"}, "killed": 0}
         return outcome
