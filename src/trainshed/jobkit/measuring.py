@@ -157,23 +157,31 @@ class Sampler:
     # What it says of itself
 
     def _scrape(self, endpoint: _Endpoint) -> dict[str, float]:
-        listening = _listener(self._main, endpoint.port)
-        if listening and not _is_ours(listening, self._members()):
-            if not endpoint.taken:
-                endpoint.taken = True
-                words = (
-                    f"Port {endpoint.port} of this machine is served by another program: its metrics are not"
-                    f" those of this replica, and are left out."
-                )
-                self._say.say("METRICS_PORT_TAKEN", words, reports.WARNING, port=endpoint.port)
+        if self._is_taken(endpoint):
             return {}
         try:
             body = _get(endpoint.port, endpoint.path)
         except (OSError, ValueError) as error:
             self._miss(endpoint, str(error))
             return {}
+        if self._is_taken(endpoint):  # since we looked
+            return {}
         endpoint.misses, endpoint.seen = 0, True
         return parse(self._hide(body.decode("utf-8", "replace")))
+
+    def _is_taken(self, endpoint: _Endpoint) -> bool:
+        """Whether somebody else serves the port, which is reported once."""
+        listening = _listener(self._main, endpoint.port)
+        if not listening or _is_ours(listening, self._members()):
+            return False
+        if not endpoint.taken:
+            endpoint.taken = True
+            words = (
+                f"Port {endpoint.port} of this machine is served by another program: its metrics are not"
+                f" those of this replica, and are left out."
+            )
+            self._say.say("METRICS_PORT_TAKEN", words, reports.WARNING, port=endpoint.port)
+        return True
 
     def _miss(self, endpoint: _Endpoint, why: str) -> None:
         endpoint.misses += 1
