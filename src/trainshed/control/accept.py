@@ -6,6 +6,7 @@ request (E3).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +46,7 @@ from trainshed.policy.effective import (
     quota_faults,
 )
 from trainshed.policy.waiting import rank
-from trainshed.store import access, contents, jobs, queue, runners
+from trainshed.store import access, contents, jobs, moves, queue, runners
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import Job, Project, Revision
 
@@ -339,6 +340,11 @@ def project_account(connection: Connection, project: Project, *, now: float) -> 
         if project.budget_gpu_seconds is None
         else [
             RunningTrial(trial.gpus, trial.timeout_seconds, trial.started_at)
+            if trial.kind == moves.RUNNER
+            # A training task may have no end: what it ran for counts, its quota bounds the rest.
+            else RunningTrial(
+                trial.gpus, math.ceil(max(0.0, now - (trial.started_at or now))), trial.started_at
+            )
             for trial in queue.active(connection, project.id)
         ]
     )

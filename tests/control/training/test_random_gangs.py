@@ -109,7 +109,7 @@ class Gangs(RuleBasedStateMachine):
         workers=st.integers(0, 4),
         spec=st.sampled_from(["h100x1", "h100x2", "h100x4"]),
         priority=st.integers(0, 3),
-        tries=st.sampled_from([None, 0, 1, 3]),
+        tries=st.sampled_from([None, 1, 3, 3]),
         notice=st.sampled_from([None, 30]),
         replaces=st.booleans(),
         limit=st.sampled_from([None, 300]),
@@ -128,6 +128,7 @@ class Gangs(RuleBasedStateMachine):
         job = self.d.create(made, priority=priority)
         self.jobs.append(job)
         self.sizes[self.d.trial(job).id] = workers + 1
+        self.survive(self.d.step)
 
     @rule(number=st.integers(0, 30))
     def stop(self, number: int) -> None:
@@ -188,12 +189,9 @@ class Gangs(RuleBasedStateMachine):
         self.d.engine.repair(node)
         self.clear_cordons()
 
-    @rule(seconds=st.sampled_from([1.0, 20.0, 100.0, 700.0]))
-    def pass_time(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.0, 1.0, 5.0, 20.0, 20.0, 100.0, 700.0]))
+    def go_on(self, seconds: float) -> None:
         self.d.pass_time(seconds)
-
-    @rule()
-    def step(self) -> None:
         self.survive(self.d.step)
 
     # What must hold

@@ -23,6 +23,8 @@ class View:
 
     kind: Kind
     seen: tuple[Observation, ...]
+    driver_code: int | None = None
+    """Kind ray: what the driver ended with, by the head's own report; its cluster may be kept after it."""
 
     @property
     def absent(self) -> bool:
@@ -69,6 +71,8 @@ class View:
     @property
     def succeeded(self) -> bool:
         """Kind pytorch: every member exited with 0; kind ray: the submitter did (c8)."""
+        if self.driver_code is not None:
+            return self.driver_code == 0
         wanted = self.seen[-1:] if self.kind is Kind.RAY else self.seen
         return all(each.exit is not None and each.exit.code == 0 for each in wanted)
 

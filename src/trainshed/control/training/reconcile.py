@@ -7,6 +7,7 @@ two of its lines is repaired by the next step of the next process.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -16,6 +17,7 @@ from trainshed.content.logs import LogReader
 from trainshed.control import metrics
 from trainshed.control.background import Workers
 from trainshed.control.crashpoints import Point, reach
+from trainshed.control.training import ray_roles
 from trainshed.control.training.ending import (
     Fault,
     GangEnded,
@@ -320,6 +322,8 @@ class GangReconciler:
                 faults = faults_under(gang, faults_of(site.engine.faults()))
             except EngineError as error:
                 log.warning("an engine does not say what broke", engine=site.key, error=error.message)
+            if view is not None and view.kind is Kind.RAY:
+                view = replace(view, driver_code=self._driver_code(site, gang))
             failed = None if view is None else view.failed
             if failed is not None and gang.trial.state is not State.STOPPING:
                 tail = self._tail(site, unit_id(gang.attempt_id, failed))
@@ -338,6 +342,17 @@ class GangReconciler:
             now=self._clock(),
         )
         return GangEnded(gang, view, judgement, faults, tail, single)
+
+    @staticmethod
+    def _driver_code(site: Site, gang: Gang) -> int | None:
+        """What a Ray driver ended with, where its head said so (C50)."""
+        try:
+            said = site.engine.reports(unit_id(gang.attempt_id, 0), 0)
+        except EngineError as error:
+            log.warning("reports cannot be read", gang=gang.attempt_id, error=error.message)
+            return None
+        codes = [report.data.get("code") for report in said if report.code == ray_roles.DRIVER_ENDED]
+        return next((code for code in codes if isinstance(code, int)), None)
 
     @staticmethod
     def _tail(site: Site, unit: str) -> str:

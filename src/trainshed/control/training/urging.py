@@ -20,6 +20,7 @@ from trainshed.store.gangs import Gang, unit_id
 
 FAILURE_PATIENCE_SECONDS = 15.0
 """So long the engine may take to end the others by itself when a member failed (c8: 60 s in all)."""
+RETENTION_SLACK_SECONDS = 2.0
 RAY_MARGIN_SECONDS = 60.0
 """A Ray task's submitter ends driver and cluster in order; so much longer it may take."""
 
@@ -59,7 +60,8 @@ def wish_of(gang: Gang, view: View, now: float) -> Wish | None:
         noticed = noticed and trial.state is not State.COLLECTING
         return Wish("preemption", held.evicted_at, noticed, until if noticed else held.evicted_at)
     if trial.state is State.COLLECTING and gang.task.retained_until is not None:
-        if now >= gang.task.retained_until + (0.0 if gang.task.deleted_at is not None else OVERDUE_SECONDS):
+        # By itself it ends in time; a person may have cut it short.
+        if now >= gang.task.retained_until + RETENTION_SLACK_SECONDS:
             return Wish("retention", gang.task.retained_until)
         return None
     culprits = [r for r, seen in enumerate(view.seen) if r not in view.alive and _fell(view, r)]
