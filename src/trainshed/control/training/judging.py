@@ -40,6 +40,7 @@ _OWN_CODES: Mapping[EndedBy, str] = {
     EndedBy.MEMORY: "MEMORY_LIMIT_EXCEEDED",
 }
 _PULL_FAILED = "IMAGE_PULL_FAILED"
+_SHOWN_CHARS = 300
 _WORDS: Mapping[EndedBy, retry.EndedBy] = {
     EndedBy.EXIT: retry.EndedBy.EXIT,
     EndedBy.STOP: retry.EndedBy.STOP,
@@ -249,6 +250,13 @@ def _ends(
         how = retry.EndedBy.IMAGE if failure.code == _PULL_FAILED else retry.EndedBy.NOT_STARTED
         said = failure.detail
         return [retry.ReplicaEnd(0, nodes[0], how, None, 0.0, said, failure.retryable, failure.code)]
+    if view is not None and view.driver_code:
+        # Whatever became of its cluster afterwards (C50).
+        last, at = len(view.seen) - 1, view.ended_at or 0.0
+        end = retry.ReplicaEnd(
+            last, nodes[last], retry.EndedBy.EXIT, view.driver_code, at, _last_line(log_tail)
+        )
+        return [end]
     found = []
     for rank, seen in enumerate(view.seen if view is not None else ()):
         found.append(_end(rank, nodes[rank], seen, log_tail if view and rank == view.failed else ""))
@@ -261,7 +269,7 @@ def _end(rank: int, node: str, seen: Observation, log_tail: str) -> retry.Replic
         how = retry.EndedBy.LOST if lost else retry.EndedBy.STOP
         return retry.ReplicaEnd(rank, node, how, None, float("inf"), seen.detail)
     done = seen.exit
-    last = log_tail.rstrip().rpartition("\n")[2][-300:] if done.ended_by is EndedBy.EXIT else ""
+    last = _last_line(log_tail) if done.ended_by is EndedBy.EXIT else ""
     message = _CODE.sub("", done.detail, count=1) or last
     code = found.group(1) if (found := _CODE.match(done.detail)) else ""
     unstarted = done.ended_by is EndedBy.NOT_STARTED and code not in FINAL_CODES
@@ -270,12 +278,16 @@ def _end(rank: int, node: str, seen: Observation, log_tail: str) -> retry.Replic
     )
 
 
+def _last_line(log_tail: str) -> str:
+    return log_tail.rstrip().rpartition("\n")[2][-_SHOWN_CHARS:]
+
+
 def _code_of(view: View | None, failure: Failure | None, rank: int | None) -> tuple[str, bool]:
     """The code that says most, empty if the class says enough; and whether no other try can help."""
     if failure is not None:
         return failure.code, failure.code in FINAL_CODES or not failure.retryable
     done = view.seen[rank].exit if view is not None and rank is not None else None
-    if done is None:
+    if done is None or (view is not None and view.driver_code):
         return "", False
     said = _CODE.match(done.detail)
     code = said.group(1) if said else _OWN_CODES.get(done.ended_by, "")
