@@ -58,7 +58,7 @@ _RULES = GangRules(min_run_seconds=600, notice_seconds=200, overhead_seconds=30)
 _STUBBORN_SECONDS = 1500.0
 _NODE_GONE_SECONDS = 2000.0
 _PATIENCE_SECONDS = 3000.0
-_LONG_QUEUE = 3
+_QUEUE_LENGTHS = (2, 4, 4, 10)
 _DRAWS = 10
 _RARE, _SOME, _HALF = 0.03, 0.3, 0.5
 """Chances."""
@@ -106,6 +106,8 @@ class SimulatedSite:
         self._number = 0
         self._next_at: float | None = None
         self.decision: GangDecision | None = None
+        # Long queues cost time and show little that is new.
+        self._longest = self.random.choice(_QUEUE_LENGTHS)
         self._gap = self.random.choice((20.0, 100.0, 300.0))
 
     def run(self) -> SimulatedSite:
@@ -181,10 +183,10 @@ class SimulatedSite:
                 pass
 
     def _arrive(self) -> None:
-        # Long queues cost time and show nothing new.
-        gap = self._gap * (1 + len(self.queue) // _LONG_QUEUE * 4)
-        self._later(self.random.expovariate(1 / gap), What.ARRIVAL)
+        self._later(self.random.expovariate(1 / self._gap), What.ARRIVAL)
         self._give_up_hopeless()
+        if len(self.queue) >= self._longest:
+            return
         for _ in range(self.random.choice((1, 1, 1, 3))):
             name = f"t{len(self._tasks):04d}"
             task = self._task()
