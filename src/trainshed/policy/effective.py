@@ -66,6 +66,8 @@ class ServerPolicy:
     """Whether Trials are accepted, and wait, while the server has no node at all (A12)."""
     priority_worth_seconds: int = DAY_SECONDS
     """How many seconds of waiting one step of priority is worth (see `trainshed.policy.waiting.rank`)."""
+    min_run_seconds: float = 600.0
+    """How long a training task runs at least before it may have to make room for another (c4)."""
 
     def __post_init__(self) -> None:
         for name in (

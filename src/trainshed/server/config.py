@@ -224,6 +224,9 @@ class TrainingSettings:
     volumes: tuple[str, ...] = _setting(
         (), "`ID=/FOLDER` of this machine that tasks may mount and write to.", check=_volume_fault
     )
+    min_run_seconds: float = _setting(
+        600.0, "How long a task runs at least before it may have to make room for another.", least=0
+    )
 
     def rules(self, *, embedded: bool) -> TrainingRules:
         allowed = embedded if self.allow_host_image is None else self.allow_host_image
@@ -302,7 +305,8 @@ class Config:
 
     @property
     def policy(self) -> ServerPolicy:
-        return ServerPolicy(**{each.name: getattr(self.trials, each.name) for each in fields(self.trials)})
+        trials = {each.name: getattr(self.trials, each.name) for each in fields(self.trials)}
+        return ServerPolicy(**trials, min_run_seconds=self.training.min_run_seconds)
 
 
 class ConfigFaults(Exception):

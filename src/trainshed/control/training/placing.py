@@ -249,12 +249,16 @@ class GangPlacer:
 
     # Passes
 
-    def keep(self, kept: Sequence[Kept]) -> None:
-        """What the newest pass over Runner Trials reserves on this machine's nodes."""
+    def keep(self, kept: Sequence[Kept]) -> bool:
+        """What the newest pass over Runner Trials reserves on this machine's nodes; whether gangs wait there.
+
+        A reservation whose time moves only because the clock does is no news.
+        """
         yard = self.yards.get(self._sites.home.key)
-        if yard is not None and yard.kept != tuple(kept):
-            yard.kept = tuple(kept)
-            yard.stale = True
+        if yard is None or _fixed(yard.kept) == _fixed(kept):
+            return False
+        yard.kept, yard.stale = tuple(kept), True
+        return len(yard.queue) > 0
 
     def holds(self) -> Sequence[Held]:
         """What plans hold on this machine's nodes, for the pass over Runner Trials."""
@@ -369,7 +373,10 @@ class GangPlacer:
             yard.stale = True
 
     def _rules(self) -> GangRules:
-        return GangRules(overhead_seconds=self._policy.stop_grace_seconds + RELEASE_SECONDS)
+        return GangRules(
+            min_run_seconds=self._policy.min_run_seconds,
+            overhead_seconds=self._policy.stop_grace_seconds + RELEASE_SECONDS,
+        )
 
     def waiting_by_reason(self) -> dict[str, int]:
         """How many tasks wait for what (P10)."""
@@ -386,3 +393,8 @@ class GangPlacer:
 
 def _text(plan: Plan) -> str:
     return json.dumps(plan.as_dict())
+
+
+def _fixed(kept: Sequence[Kept]) -> list[tuple[object, ...]]:
+    """What of reservations decides: an overdue end is expected later with every look."""
+    return [(one.id, one.node, one.model, one.left) for one in kept]
