@@ -34,6 +34,8 @@ class Behaviour(Enum):
     """Ends itself with SIGKILL."""
     RUNS_UNTIL_STOPPED = auto()
     IGNORES_SIGTERM = auto()
+    SAVES_WHEN_TOLD = auto()
+    """Runs until SIGUSR1 comes, saves for a moment, exits 0."""
     CANNOT_BE_EXECUTED = auto()
     SHOWS_ITS_INPUTS = auto()
     """Prints ``INPUTS is PATH`` and then, sorted, ``FILE: CONTENT`` for each file there; tries to write."""

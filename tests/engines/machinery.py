@@ -31,6 +31,9 @@ _SHELL = {
         'if [ -f "$each" ]; then echo "$each: $(cat "$each")"; fi; '
         'if [ -w "$each" ]; then echo x > "$each"; rm -f "$each"; fi; done; : > new; exit 0'
     ),
+    Behaviour.SAVES_WHEN_TOLD: (
+        f"trap 'sleep 0.3; exit 0' USR1; {_STARTED}; while :; do sleep 1000 & wait; done"
+    ),
     Behaviour.IGNORES_SIGTERM: f"trap '' TERM; {_STARTED}; while :; do sleep 1000; done",
 }
 
@@ -147,11 +150,11 @@ class IsolatedHarness(LocalHarness):
 
     started = "cat /proc/sys/kernel/random/uuid >&2"
 
-    def __init__(self, path: Path, **settings: object) -> None:
+    def __init__(self, path: Path, *, network: bool = True, **settings: object) -> None:
         if reason := _isolation_fails():
             pytest.skip(reason)
         self._seen: dict[str, set[bytes]] = {}
-        super().__init__(path, isolation=Isolation(hide=(path,)), **settings)
+        super().__init__(path, isolation=Isolation(hide=(path,), network=network), **settings)
 
     @property
     def interpreter(self) -> str:  # type: ignore[override] # found out once it is asked for

@@ -9,6 +9,7 @@ import pytest
 
 from engines.conformance import HELLO, LIMITS, Behaviour, EngineConformance, Harness
 from engines.containers import ImageGround, image_way
+from engines.gang_conformance import GangConformance
 from engines.machinery import IsolatedHarness, LocalHarness
 from trainshed.engines import Launch
 from trainshed.engines.fake import FakeEngine, Script
@@ -19,6 +20,7 @@ _SCRIPTS = {
     Behaviour.KILLED_BY_SIGNAL_9: Script(signal=9),
     Behaviour.RUNS_UNTIL_STOPPED: Script(run_seconds=None),
     Behaviour.IGNORES_SIGTERM: Script(run_seconds=None, heeds_sigterm=False),
+    Behaviour.SAVES_WHEN_TOLD: Script(run_seconds=None, saves_for=0.3),
     Behaviour.SHOWS_ITS_INPUTS: Script(shows=("INPUTS",)),
     Behaviour.CANNOT_BE_EXECUTED: Script(not_started="It cannot execute 'no-such-program'."),
 }
@@ -55,16 +57,26 @@ class FakeHarness(Harness):
         self.engine.close()
 
 
-class TestFakeEngine(EngineConformance):
+class TestFakeEngine(EngineConformance, GangConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return FakeHarness(tmp_path)
 
 
-class TestLocalEngine(EngineConformance):
+class TestLocalEngine(EngineConformance, GangConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Iterator[Harness]:
         harness = LocalHarness(tmp_path)
+        yield harness
+        harness.close()
+
+
+class TestIsolatedGangs(GangConformance):
+    """On the machine's network: members with networks of their own could not meet."""
+
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Iterator[Harness]:
+        harness = IsolatedHarness(tmp_path, network=False)
         yield harness
         harness.close()
 
@@ -77,7 +89,7 @@ class TestIsolatedLocalEngine(EngineConformance):
         harness.close()
 
 
-class TestPodman(EngineConformance):
+class TestPodman(EngineConformance, GangConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path, image_ground: ImageGround) -> Iterator[Harness]:
         yield from image_way(tmp_path, image_ground)

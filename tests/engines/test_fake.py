@@ -122,6 +122,7 @@ def test_an_image_takes_virtual_time_fails_by_script_and_can_vanish(engine: Fake
 
 
 def test_engines_are_loaded_by_name() -> None:
-    assert [load(name) for name in sorted(ENGINES)] == [FakeEngine, LocalEngine]
+    assert {"fake", "local"} <= set(ENGINES)
+    assert (load("fake"), load("local")) == (FakeEngine, LocalEngine)
     with pytest.raises(KeyError):
         load("nowhere")

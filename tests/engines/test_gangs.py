@@ -17,7 +17,7 @@ import pytest
 
 from engines.conformance import SETTLED, written
 from engines.gangs import codes, gang, member, running, settled, stage
-from engines.machinery import LocalHarness, close_wholly
+from engines.machinery import IsolatedHarness, LocalHarness, close_wholly
 from support.waiting import wait_until
 from trainshed.engines import EndedBy, EngineError, Phase, TreeFile
 from trainshed.engines.local import LocalEngine
@@ -339,3 +339,32 @@ def test_C39_where_nobody_may_mount_host_files_are_elsewhere_and_a_report_says_s
     address = meeting.hosts[0].address
     assert written(local.engine.logs("gang-1.0").frames).decode() == f"{address} slots=1\n"
     assert codes(local, "gang-1.0") == ["HOSTFILE_ELSEWHERE", "READY"]
+
+
+def test_C41_members_with_networks_of_their_own_cannot_meet_and_that_is_said(tmp_path: Path) -> None:
+    harness = IsolatedHarness(tmp_path)
+    try:
+        with pytest.raises(EngineError, match="a network of its own") as refused:
+            harness.engine.meet("gang-1", ["local"] * 2, [1, 1])
+        assert (refused.value.code, refused.value.retryable) == ("NOT_SUPPORTED_BY_ENGINE", False)
+        assert harness.engine.meet("gang-2", ["local"], [1]).port
+    finally:
+        harness.close()
+
+
+def test_C39_C41_an_isolated_member_finds_the_files_of_its_gang(tmp_path: Path) -> None:
+    harness = IsolatedHarness(tmp_path, network=False)
+    try:
+        text = "cat $TRAINSHED_HOSTFILE /root/hostfile.hostname; getent hosts $MASTER_ADDR"
+        launches = gang(harness, [text] * 2)
+        harness.engine.launch_many(launches)
+        hosts = launches[0].gang.meeting.hosts
+        expected = "".join(f"{host.address} slots=1\n" for host in hosts)
+        expected += "".join(f"{host.name} slots=1\n" for host in hosts)
+        for each in launches:
+            assert harness.until(each.attempt_id, SETTLED).exit.code == 0
+            said = written(harness.engine.logs(each.attempt_id).frames).decode()
+            assert said.startswith(expected)
+            assert said.splitlines()[-1].split() == [hosts[0].address, hosts[0].name]
+    finally:
+        harness.close()

@@ -114,8 +114,7 @@ class Training:
         if self._gang is not None:
             if self._check is None:
                 opened = self._gang.opened()
-                if opened:
-                    self._gang.look_at_others(strict=self._settings.get("precheck") is not None)
+                self._gang.look_at_others(strict=self._settings.get("precheck") is not None)
             else:
                 opened = True
                 self._gang.look_at_others(strict=True)

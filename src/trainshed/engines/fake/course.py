@@ -67,7 +67,7 @@ def opening(world: World, attempt: Attempt) -> Opening:
     own: list[Exit] = []
     others: list[tuple[float, str]] = []
     for each in group:
-        for ending in _before_start(each, begin, checked[id(each)], start):
+        for ending in _before_start(each, begin, checked[id(each)]):
             if each is attempt:
                 own.append(ending)
             else:
@@ -75,6 +75,11 @@ def opening(world: World, attempt: Attempt) -> Opening:
         if each is not attempt and each.lost_at is not None and each.lost_at < start < inf:
             others.append((each.lost_at, _GANG.format(rank=_rank(each), why="is lost")))
     if gang is not None:
+        others += [
+            (attempt.launched_at, _GANG.format(rank=rank, why="did not start (stop)"))
+            for rank in range(gang.size)
+            if f"{gang.id}.{rank}" in world.stopped  # before it was even launched
+        ]
         deadline = min(each.launched_at for each in group) + gang.start_seconds
         if begin > deadline:
             others.append((deadline, _LATE.format(seconds=gang.start_seconds)))
@@ -87,10 +92,10 @@ def _check_seconds(attempt: Attempt) -> float:
     return attempt.script.precheck_seconds if attempt.launch.precheck else 0.0
 
 
-def _before_start(attempt: Attempt, begin: float, checked: float, start: float) -> Iterator[Exit]:
+def _before_start(attempt: Attempt, begin: float, checked: float) -> Iterator[Exit]:
     """What of its own keeps user code from starting."""
     stopped, script = attempt.stopped_at, attempt.script
-    if stopped is not None and stopped < start:
+    if stopped is not None and attempt.never_starts:
         yield Exit(None, None, EndedBy.STOP, stopped, STOPPED)
     if script.not_started and _ready_at(attempt) < inf:
         yield Exit(None, None, EndedBy.NOT_STARTED, _ready_at(attempt), script.not_started)

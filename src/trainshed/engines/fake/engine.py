@@ -243,7 +243,8 @@ class FakeEngine:
             attempt = self.world.attempts.get(attempt_id)
             if attempt is None:
                 self.world.stopped.add(attempt_id)
-            elif course.observe(self.world, attempt_id).phase in {Phase.PREPARING, Phase.RUNNING}:
+            elif (phase := course.observe(self.world, attempt_id).phase) in {Phase.PREPARING, Phase.RUNNING}:
+                attempt.never_starts = attempt.never_starts or phase is Phase.PREPARING
                 grace = attempt.launch.stop_grace_seconds if grace_seconds is None else grace_seconds
                 if attempt.stopped_at is None or attempt.grace is None:
                     attempt.stopped_at, attempt.grace = self.world.now, grace

@@ -75,6 +75,8 @@ class Attempt:
     launched_at: float
     stopped_at: float | None = None
     grace: float | None = None
+    never_starts: bool = False
+    """It was stopped before user code started."""
     released: bool = False
     shown: bytes = b""
     notified_at: float | None = None

@@ -366,7 +366,7 @@ class LocalEngine:
         ended = sorted(strangers - belongs)
         for attempt_id in ended:
             self.release(attempt_id)
-        self._meetings.sweep(belongs)
+        self._meetings.sweep(belongs, self._attempts)
         self._images.evict()
         return ended
 

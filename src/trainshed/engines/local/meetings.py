@@ -125,20 +125,26 @@ class Meetings:
     def forgotten(self, attempt_id: str, attempts: Path) -> None:
         """Remove the gang of a member that was forgotten if it was the last one with a folder."""
         path = self.of(attempt_id)
-        if path is None or not folder.exists(path, RELEASED):
-            return
-        size = (folder.read(path, MEETING) or {}).get("size", 0)
-        if not any((attempts / f"{path.name}.{rank}").exists() for rank in range(size)):
+        if path is not None and not _has_members(path, attempts):
             tree.remove(path)
 
-    def sweep(self, known: Collection[str]) -> None:
-        """Let go of what is held for gangs without a member in ``known``."""
+    def sweep(self, known: Collection[str], attempts: Path) -> None:
+        """Let go of what is held for gangs without a member in ``known``, and of those without a folder."""
         if not self.root.is_dir():
             return
         gangs = {each.rpartition(".")[0] for each in known} | set(known)
-        for path in self.root.iterdir():
-            if path.name not in gangs and not folder.exists(path, RELEASED):
+        for path in list(self.root.iterdir()):
+            if path.name in gangs:
+                continue
+            if _has_members(path, attempts):
                 (path / RELEASED).touch()
+            else:
+                tree.remove(path)
+
+
+def _has_members(path: Path, attempts: Path) -> bool:
+    size = (folder.read(path, MEETING) or {}).get("size", 0)
+    return any((attempts / f"{path.name}.{rank}").exists() for rank in range(size))
 
 
 def free_port(address: str) -> int:
