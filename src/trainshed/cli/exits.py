@@ -26,10 +26,11 @@ class Exit(IntEnum):
 
 
 MEANINGS: dict[Exit, str] = {
-    Exit.OK: "Done; with `--wait` or `--follow` after `job submit`: the Job completed.",
-    Exit.FAILED: "The Job or Trial waited for ended failed or cancelled; or a local step failed (a download "
-    "that is incomplete or damaged, a file in the way).",
-    Exit.USAGE: "The command line is wrong, or this user's settings are; nothing was sent.",
+    Exit.OK: "Done; with `--wait` or `--follow` after `job submit` or `train create`: it completed.",
+    Exit.FAILED: "The Job, Trial or task waited for ended failed or cancelled; or a local step failed (a "
+    "download that is incomplete or damaged, a file in the way).",
+    Exit.USAGE: "The command line is wrong, or this user's settings are, or a file is no YAML or JSON; "
+    "nothing was sent.",
     Exit.REFUSED: "The request was refused: by the server (any 4xx without a line of its own here), or "
     "before sending (`runner publish` of a tree that cannot be published).",
     Exit.ACCESS: "No valid key (401), or the key may not do this (403).",
@@ -37,10 +38,10 @@ MEANINGS: dict[Exit, str] = {
     Exit.CONFLICT: "It collides with what is there (409, 412).",
     Exit.UNAVAILABLE: "The server cannot answer now: no connection, 5xx or 429, after automatic retries; "
     "`status`: nothing answers.",
-    Exit.TIMEOUT: "The time given for waiting ran out; the Job goes on.",
+    Exit.TIMEOUT: "The time given for waiting ran out; the Job or task goes on.",
     Exit.DIFFERS: "What was compared is not the same: `job rerun` made a Job that runs something else, "
     "`content verify` found damage.",
-    Exit.INTERRUPTED: "Interrupted with Ctrl-C; the Job goes on.",
+    Exit.INTERRUPTED: "Interrupted with Ctrl-C; the Job or task goes on. A question was answered with no.",
 }
 
 

@@ -86,7 +86,7 @@ class LogPrinter:
 
     def _output(self, record: LogRecord) -> None:
         file = self._target(self.err if record.stream == "stderr" else self.out)
-        writer = f"{record.trial_id}/{record.stream}"
+        writer = self._writer(record)
         data = record.data
         if not self.style.raw:
             if _terminal(file):
@@ -115,9 +115,17 @@ class LogPrinter:
         parts = []
         if self.style.timestamps and record.at is not None:
             parts.append(_local(record.at))
-        if self.style.names and record.trial_name:
-            parts.append(f"[{record.trial_name}]")
+        if self.style.names and (label := self._label(record)):
+            parts.append(label)
         return "".join(f"{part} " for part in parts).encode()
+
+    def _writer(self, record: LogRecord) -> str:
+        """Whose lines a record belongs to."""
+        return f"{record.trial_id}/{record.stream}"
+
+    def _label(self, record: LogRecord) -> str:
+        """Who wrote a record, as each line begins."""
+        return f"[{record.trial_name}]" if record.trial_name else ""
 
     def _write(self, file: BinaryIO, data: bytes) -> None:
         file.write(data)

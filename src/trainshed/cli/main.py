@@ -31,6 +31,7 @@ Options:
 
 Commands:
   job         Submit, watch and stop Jobs.
+  train       Run PyTorch and Ray tasks on several replicas.
   trial       Look at Trials and fetch what they produced.
   checkpoint  Look at, fetch, keep and delete Checkpoints.
   runner      Publish and look at Runners.
@@ -38,6 +39,9 @@ Commands:
   model       Publish, share and fetch Models.
   recipe      Publish, share and fetch Recipes.
   plugin      Publish and fetch Plugins, and decide which are allowed.
+  pool        Look at pools, and take nodes out of them.
+  quota       Look at quotas of training tasks.
+  catalog     Show and change what training tasks choose from.
   content     Look after what is stored: usage, garbage, damage.
   login       Check a key and save it for later commands.
   logout      Forget the saved login.

@@ -225,4 +225,13 @@ _STYLES = {
     "stopping": _YELLOW,
     "warning": _YELLOW,
     "running": _CYAN,
+    "Running": _CYAN,
+    "Succeeded": _GREEN,
+    "Failed": _RED,
+    "Lost": _RED,
+    "Stopped": _YELLOW,
+    "Stopping": _YELLOW,
+    "SavingCheckpoint": _YELLOW,
+    "Replacing": _YELLOW,
+    "error": _RED,
 }

@@ -22,6 +22,7 @@ from trainshed.cli.session import Session
 _HERE = "trainshed.cli"
 COMMANDS = {
     "job": (f"{_HERE}.job:job", "Submit, watch and stop Jobs."),
+    "train": (f"{_HERE}.train:train", "Run PyTorch and Ray tasks on several replicas."),
     "trial": (f"{_HERE}.trial:trial", "Look at Trials and fetch what they produced."),
     "checkpoint": (f"{_HERE}.checkpoint:checkpoint", "Look at, fetch, keep and delete Checkpoints."),
     "runner": (f"{_HERE}.runner:runner", "Publish and look at Runners."),
@@ -32,6 +33,9 @@ COMMANDS = {
         f"{_HERE}.content_kinds:plugin",
         "Publish and fetch Plugins, and decide which are allowed.",
     ),
+    "pool": (f"{_HERE}.pool:pool", "Look at pools, and take nodes out of them."),
+    "quota": (f"{_HERE}.quota:quota", "Look at quotas of training tasks."),
+    "catalog": (f"{_HERE}.catalog:catalog", "Show and change what training tasks choose from."),
     "content": (f"{_HERE}.content:content", "Look after what is stored: usage, garbage, damage."),
     "login": (f"{_HERE}.login:login", "Check a key and save it for later commands."),
     "logout": (f"{_HERE}.login:logout", "Forget the saved login."),

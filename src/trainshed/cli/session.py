@@ -43,6 +43,8 @@ class Session:
         self.project = project
         self.job_id: str | None = None
         """The Job that this command follows or waits for: it goes on whatever ends the command."""
+        self.task: str | None = None
+        """The same for a training task."""
         self.suggestions: list[str] = []
         """Nearest names for what was not found; shown with the refusal."""
 
@@ -113,7 +115,11 @@ class Session:
         self.tell_what_goes_on()
 
     def tell_what_goes_on(self) -> None:
-        """Name the Job that this command leaves behind, and how to go on with it."""
+        """Name the Job or task that this command leaves behind, and how to go on with it."""
+        if self.task is not None and not self.json:
+            go_on = f"`{self.program} train logs {self.task} --follow`"
+            end = f"`{self.program} train stop {self.task}`"
+            click.echo(f"{self.task} goes on; {go_on} follows it, {end} ends it.", err=True)
         if self.job_id is not None and not self.json:
             go_on = f"`{self.program} job log {self.job_id} --follow`"
             end = f"`{self.program} job stop {self.job_id}`"

@@ -53,6 +53,8 @@ class TaskReplica:
 
     rank: int
     role: str
+    index: int
+    """Its number within its role, from 0."""
     state: str
     """Pending, Pulling, Starting, Ready, Running, Succeeded, Failed, Lost or Terminating."""
     node: str
@@ -89,7 +91,8 @@ class TaskFailure:
 
     code: str
     exit_class: str
-    replica: str
+    replica: int | None
+    """The rank of the one whose failure ended the task."""
     exit_code: int | None
     message: str
     last_lines: tuple[str, ...]
@@ -153,8 +156,8 @@ class Task:
     failure: TaskFailure | None
     attempts: tuple[TaskAttempt, ...]
     shares: tuple[str, ...]
-    effective_spec: Mapping[str, Any]
-    """With every default; hidden values are ``None`` (C9)."""
+    spec: Mapping[str, Any]
+    """The effective spec, with every default; hidden values are ``None`` (C9)."""
     totals: Mapping[str, Any]
     raw: Raw = field(repr=False)
 
@@ -187,6 +190,7 @@ class Why:
     """What blocks a task, who is ahead of it, and what would let it start (P10)."""
 
     code: str
+    """Empty where it does not wait."""
     message: str
     position: int | None
     position_in_project: int | None
@@ -225,6 +229,7 @@ class TaskSample:
 
     at: datetime | None
     replica: int | None
+    attempt: int
     endpoint: str
     """The program's own endpoint they were read from; empty for those of the platform."""
     values: Mapping[str, float]
@@ -286,7 +291,7 @@ def task(raw: Any) -> Task:
         failure=_failure(document),
         attempts=tuple(_attempt(each) for each in _objects(document, "attempts")),
         shares=tuple(str(each) for each in _list(document, "shares")),
-        effective_spec=_object(document, "effective_spec"),
+        spec=_object(document, "spec"),
         totals=_object(document, "totals"),
         raw=document,
     )
@@ -348,6 +353,7 @@ def task_sample(raw: Any) -> TaskSample:
     return TaskSample(
         at=moment(document, "at"),
         replica=_number(document, "replica"),
+        attempt=_number(document, "attempt") or 0,
         endpoint=text(document, "endpoint"),
         values={name: float(each) for name, each in values.items() if isinstance(each, int | float)},
         raw=document,
@@ -373,6 +379,7 @@ def _replica(document: Raw) -> TaskReplica:
     return TaskReplica(
         rank=_number(document, "rank") or 0,
         role=text(document, "role"),
+        index=_number(document, "index") or 0,
         state=text(document, "state"),
         node=text(document, "node"),
         address=text(document, "address"),
@@ -390,11 +397,10 @@ def _failure(document: Raw) -> TaskFailure | None:
     found = document.get("failure")
     if not isinstance(found, dict):
         return None
-    replica = found.get("replica")
     return TaskFailure(
         code=text(found, "code"),
         exit_class=text(found, "class"),
-        replica="" if replica is None else str(replica),
+        replica=_number(found, "replica"),
         exit_code=_number(found, "exit_code"),
         message=text(found, "message"),
         last_lines=tuple(str(each) for each in _list(found, "last_lines")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 from trainshed.sdk.answers import LARGEST_PAGE, Page, Raw, mapping, page
-from trainshed.sdk.errors import WaitTimeout
+from trainshed.sdk.errors import ApiError, WaitTimeout, api_error
 from trainshed.sdk.logs import OUTAGE_SECONDS, LogFollower
 from trainshed.sdk.polling import wait_until
 from trainshed.sdk.task_objects import (
@@ -66,22 +67,22 @@ class Tasks:
         self,
         request: Mapping[str, Any],
         *,
-        allow_duplicate: bool = False,
+        allow_duplicate: bool | None = None,
         make_request_id: bool = True,
     ) -> SubmittedTask:
         """Submit one task and return it once it is durable (C55, C56).
 
         ``request`` is ``{"request_id", "spec"}``; it is not changed. A missing ``request_id`` is made before
         the first try, so that repeating the call after a lost answer finds the same task; give your own to be
-        safe across restarts of your program. ``allow_duplicate`` is for requests without one
-        (``make_request_id=False``): the server suspects an identical spec within 60 s to be a mistake, which
-        raises `Conflict` ``DUPLICATE_SUSPECTED``. Raises `ApiError` with every fault at once.
+        safe across restarts of your program. With ``allow_duplicate=False`` an identical task of the same
+        user within 60 s is taken for a mistake and raises `Conflict` ``DUPLICATE_SUSPECTED``; so it is by
+        default where there is no request id. Raises `ApiError` with every fault at once.
         """
         body: dict[str, Any] = {"type": "train", **request}
         if make_request_id and "request_id" not in body:
             body["request_id"] = str(uuid.uuid4())
-        if allow_duplicate:
-            body["allow_duplicate"] = True
+        if allow_duplicate is not None:
+            body["allow_duplicate"] = allow_duplicate
         # Without a request id the call must not be repeated: a second one would be told of a duplicate.
         named = "request_id" in body
         answer = self._transport.ask("POST", route("jobs"), body=body, repeatable=named)
@@ -266,17 +267,40 @@ class Tasks:
         reference: str,
         *,
         replica: int | None = None,
-        after: str | None = None,
+        after: float | None = None,
         series: Sequence[str] | None = None,
     ) -> Page[TaskSample]:
         """Measurements of its replicas, oldest first (C37).
 
-        ``after`` is an ISO time, ``series`` are the names of values; all by default.
+        ``after`` is a time (Unix seconds) or the ``next_after`` in ``raw`` of the page before; ``series`` are
+        names of values, all by default.
         """
         job_id = reference if reference.startswith(_JOB_PREFIX) else self.get(reference).job_id
         query = {"replica": replica, "after": after, "series": list(series) if series else None}
         found = self._transport.call("GET", route("jobs", job_id, "resource-metrics"), query=query)
         return page(found, task_sample)
+
+    def dashboard(
+        self,
+        reference: str,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """One request to the dashboard of a ray task's head (C50): status, headers and body of its answer.
+
+        ``path`` is relative and may have a query. Raises `ApiError` where this server refuses: no ray task,
+        or its head is not there.
+        """
+        target = f"{route('tasks', reference, 'dashboard')}/{path}"
+        status, found, body = self._transport.forward(method, target, headers or {}, content)
+        if status >= HTTPStatus.BAD_REQUEST:
+            refusal = _refusal(status, body)
+            if refusal is not None:
+                raise refusal
+        return status, found, body
 
     def wait(
         self,
@@ -310,3 +334,13 @@ class Tasks:
 
     def _patiently(self, once: Callable[[], T], outage_seconds: float, deadline: float | None) -> T:
         return self._transport.patiently(once, outage_seconds=outage_seconds, deadline=deadline)
+
+
+def _refusal(status: int, body: bytes) -> ApiError | None:
+    """This server's own refusal; ``None`` for what the program behind it answered."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return None
+    ours = isinstance(document, dict) and {"code", "message", "errors"} <= document.keys()
+    return api_error(status, document) if ours else None

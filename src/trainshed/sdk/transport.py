@@ -31,6 +31,7 @@ from trainshed.sdk.errors import (
     api_error,
 )
 from trainshed.sdk.loopback import Loopback, NoAnswer, Reply
+from trainshed.sdk.retry_after import retry_after
 
 if TYPE_CHECKING:
     import ssl
@@ -52,6 +53,7 @@ _PARTIAL_CONTENT = 206
 _RANGE_NOT_SATISFIABLE = 416
 _TOO_MANY_REQUESTS = 429
 _ADMIN_PREFIX = "/v1/admin/"
+_IDENTITY = frozenset({"Authorization", "X-Project-ID"})
 T = TypeVar("T")
 
 
@@ -220,6 +222,18 @@ class Transport:
             return reply.content
 
         return self._repeat(once, safe=True)
+
+    def forward(
+        self, method: str, path: str, headers: Mapping[str, str], content: bytes | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Somebody else's request, sent once with our key: status, headers and bytes of whatever answers."""
+        own = {key: value for key, value in self._headers(path, {}).items() if key in _IDENTITY}
+        try:
+            reply = self._exchange(method, path, {**headers, **own}, content)
+        except NoAnswer as error:
+            self._look_again()
+            raise ConnectionFailed(_sentence(self.connection.url, error)) from error
+        return reply.status, reply.headers, reply.content
 
     def read(self, path: str) -> Iterator[bytes]:
         """All bytes of one resource as they arrive, continued where a connection broke."""
@@ -471,25 +485,7 @@ def _refusal(status: int, headers: Mapping[str, str], content: bytes) -> ApiErro
         body = json.loads(content)
     except ValueError:
         body = None
-    return api_error(status, body, _retry_after(headers.get("retry-after")))
-
-
-def _retry_after(text: str | None) -> float | None:
-    """Seconds from a ``Retry-After`` header: a number or an HTTP date."""
-    if not text:
-        return None
-    if text.strip().isdigit():
-        return float(text)
-    import email.utils  # noqa: PLC0415 - hardly any answer has a date
-    from datetime import UTC, datetime  # noqa: PLC0415 - as above
-
-    try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    return api_error(status, body, retry_after(headers.get("retry-after")))
 
 
 def _sentence(url: str, error: Exception) -> str:

@@ -1,0 +1,329 @@
+"""How training tasks, pools and quotas look to people. Each view draws from the server's own document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from trainshed.cli.output import Column, Fields, Sentence, Table, cell, duration, local_time, pick, sentence
+
+Document = Mapping[str, Any]
+
+
+def state_text(row: Document) -> str:
+    """The page's word; between brackets what it does within it."""
+    state, sub = str(row.get("state") or "-"), row.get("sub_state")
+    return f"{state} ({sub})" if sub and str(sub) != state else state
+
+
+def age(row: Document) -> str | None:
+    """How long it ran, or has been waiting."""
+    start = row.get("started_at") or row.get("queued_at") or row.get("submitted_at")
+    if not isinstance(start, str):
+        return None
+    end = row.get("finished_at")
+    until = datetime.fromisoformat(end) if isinstance(end, str) else datetime.now(UTC)
+    return duration(max(0.0, (until - datetime.fromisoformat(start)).total_seconds()))
+
+
+def place_text(row: Document) -> str | None:
+    """Region, cluster and pool."""
+    return " / ".join(str(row[key]) for key in ("region", "cluster", "pool") if row.get(key)) or None
+
+
+def position_text(row: Document) -> str | None:
+    """The place in the queue, and within the project."""
+    position, own = row.get("position"), row.get("position_in_project")
+    if position is None:
+        return None
+    return f"{position} in its queue" + (f", {own} in its project" if own is not None else "")
+
+
+def reason_text(row: Document) -> str | None:
+    """Why it waits."""
+    found = row.get("reason")
+    if not isinstance(found, Mapping):
+        return None
+    parts = [str(found[key]) for key in ("code", "message") if found.get(key)]
+    return sentence(": ".join(parts)) or None
+
+
+def estimate_text(row: Document) -> str | None:
+    """When it is expected to start."""
+    found = row.get("estimated_start")
+    if isinstance(found, str):
+        return local_time(found)
+    if not isinstance(found, Mapping):
+        return None
+    ends = [local_time(str(found[key])) for key in ("earliest", "latest") if found.get(key)]
+    return " to ".join(dict.fromkeys(ends)) or None
+
+
+def failure_text(row: Document) -> str | None:
+    """Code, class, whose failure it was, the sentence."""
+    found = row.get("failure")
+    if not isinstance(found, Mapping):
+        return None
+    marks = [f"class {found['class']}"] if found.get("class") else []
+    marks += [f"replica {found['replica']}"] if found.get("replica") is not None else []
+    marks += [f"exit {found['exit_code']}"] if found.get("exit_code") is not None else []
+    said = f"{found.get('code')}" + (f" ({', '.join(marks)})" if marks else "")
+    return sentence(f"{said}: {found['message']}" if found.get("message") else said)
+
+
+def resubmissions_text(row: Document) -> str | None:
+    """How many of the automatic resubmissions are spent (C33)."""
+    most = row.get("max_resubmissions")
+    return f"{row.get('resubmissions') or 0} of {most}" if most else None
+
+
+def visible_text(row: Document) -> str:
+    """Who sees it besides its owner and the project's admins (C5)."""
+    if row.get("public"):
+        return "to its project"
+    shares = row.get("shares") or ()
+    return f"to its owner and {', '.join(map(str, shares))}" if shares else "to its owner"
+
+
+def note_of(row: Document) -> str | None:
+    """What stands below a task in a list."""
+    return row.get("detail") or reason_text(row)
+
+
+def hardware_text(totals: Any) -> str | None:
+    """Replicas and hardware of a task, in words."""
+    if not isinstance(totals, Mapping):
+        return None
+    names = (("pods", "replicas"), ("units", "units"), ("gpus", "GPUs"), ("cpus", "CPUs"))
+    parts = [f"{totals[key]} {name}" for key, name in names if totals.get(key) is not None]
+    parts += [f"{totals['memory_gib']} GiB of memory"] if totals.get("memory_gib") is not None else []
+    return ", ".join(parts) or None
+
+
+def price_text(totals: Any) -> str | None:
+    """What an hour of it costs, where the catalogue has prices."""
+    prices = totals.get("price_per_hour") if isinstance(totals, Mapping) else None
+    if isinstance(prices, list):
+        return " + ".join(f"{each['amount']} {each['currency']}" for each in prices) or None
+    return str(prices) if prices else None
+
+
+def gpus_text(row: Document) -> str | None:
+    """The GPUs of a replica by index."""
+    indices = row.get("gpu_indices") or ()
+    return f"[{','.join(map(str, indices))}]" if indices else None
+
+
+def told(row: Document) -> str:
+    """What an event says."""
+    return sentence(str(row.get("message") or ""))
+
+
+def _newest_replicas(row: Document) -> Sequence[Document]:
+    attempts = row.get("attempts") or ()
+    found: Sequence[Document] = attempts[-1].get("replicas") or () if attempts else ()
+    return found
+
+
+def _last_lines(row: Document) -> str:
+    lines = pick(row, "failure.last_lines") or ()
+    return "\n".join(["The end of its log:", *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def _took(row: Document) -> str | None:
+    start, end = row.get("started_at"), row.get("ended_at")
+    if not isinstance(start, str):
+        return None
+    until = datetime.fromisoformat(end) if isinstance(end, str) else datetime.now(UTC)
+    return duration(max(0.0, (until - datetime.fromisoformat(start)).total_seconds()))
+
+
+TASKS = Table(
+    (
+        Column("NAME", "name"),
+        Column("KIND", "kind", rank=2),
+        Column("STATE", "state"),
+        Column("REPLICAS", "replicas", rank=3),
+        Column("GPUS", "gpus"),
+        Column("TYPE", "resource_type", rank=1),
+        Column("PRIORITY", "priority", rank=4),
+        Column("POOL", "pool", rank=5, shortest=6),
+        Column("OWNER", "owner", rank=6, shortest=6),
+        Column("AGE", age, rank=2),
+    ),
+    empty="No tasks.",
+    below=note_of,
+)
+RECEIPT = Fields(
+    (
+        ("task", "name"),
+        ("state", state_text),
+        ("position", position_text),
+        ("job", "job_id"),
+        ("uuid", "task_uuid"),
+    )
+)
+TASK = Fields(
+    (
+        ("task", "name"),
+        ("state", state_text),
+        ("detail", "detail"),
+        ("waits for", reason_text),
+        ("position", position_text),
+        ("expected", estimate_text),
+        ("failure", failure_text),
+        ("kind", lambda row: row.get("task_type") or row.get("kind")),
+        ("job", "job_id"),
+        ("uuid", "task_uuid"),
+        ("owner", "owner"),
+        ("visible", visible_text),
+        ("project", "project"),
+        ("place", place_text),
+        ("resource type", "resource_type"),
+        ("guarantee", "guarantee"),
+        ("priority", "priority"),
+        ("instance spec", "chosen_spec"),
+        ("size", lambda row: hardware_text(row.get("totals"))),
+        ("price an hour", lambda row: price_text(row.get("totals"))),
+        ("labels", lambda row: row.get("labels") or None),
+        ("resubmissions", resubmissions_text),
+        ("submitted", "submitted_at"),
+        ("queued", "queued_at"),
+        ("started", "started_at"),
+        ("finished", "finished_at"),
+        ("image", "spec.image"),
+        ("command", "spec.cmd"),
+    )
+)
+REPLICAS = Table(
+    (
+        Column("RANK", "rank"),
+        Column("ROLE", "role"),
+        Column("STATE", "state"),
+        Column("NODE", "node", rank=1, shortest=8),
+        Column("ADDRESS", "address", rank=3),
+        Column("GPUS", gpus_text, rank=2),
+        Column("EXIT", "exit_code"),
+        Column("RESTARTS", "restarts", rank=4),
+        Column("RAN", _took, rank=3),
+    ),
+    empty="No replicas yet.",
+    rows=_newest_replicas,
+    below="detail",
+)
+ATTEMPTS = Table(
+    (
+        Column("ATTEMPT", "number"),
+        Column("CAUSE", "cause"),
+        Column("STATE", "state"),
+        Column("CLASS", "exit_class", rank=1),
+        Column("STARTED", "started_at", rank=2),
+        Column("RAN", _took, rank=1),
+    ),
+    empty="No Attempts yet.",
+    rows="attempts",
+    below="detail",
+)
+LAST_LINES = Sentence(_last_lines)
+EVENTS = Table(
+    (
+        Column("AT", "at"),
+        Column("LEVEL", "level", rank=2),
+        Column("EVENT", "code"),
+        Column("REPLICA", "replica", rank=1),
+        Column("BY", "actor", rank=3),
+    ),
+    empty="No events.",
+    below=told,
+)
+VALIDATION = Fields(
+    (
+        ("would start", lambda row: "now" if row.get("would_start") else "later"),
+        ("waits for", reason_text),
+        ("position", position_text),
+        ("expected", estimate_text),
+        ("size", lambda row: hardware_text(row.get("totals"))),
+        ("price an hour", lambda row: price_text(row.get("totals"))),
+    )
+)
+ROLES = Table(
+    (
+        Column("ROLE", "role"),
+        Column("COUNT", "count"),
+        Column("SPEC", "spec"),
+        Column("UNITS", "units"),
+        Column("GPUS", "gpus"),
+        Column("CPUS", "cpus"),
+        Column("MEMORY GIB", "memory_gib"),
+        Column("CHARGED", "charged", rank=1),
+    ),
+    empty="No replicas.",
+    rows="totals.roles",
+)
+QUOTA_OF_TASK = Table(
+    (
+        Column("SPEC", "spec"),
+        Column("TYPE", "resource_type", rank=1),
+        Column("REQUESTED", "requested"),
+        Column("LIMIT", "limit"),
+        Column("USED", "used", rank=1),
+        Column("FREE", "free"),
+    ),
+    empty="No quota applies.",
+    rows="quota",
+)
+WHY = Fields(
+    (
+        ("reason", lambda row: reason_text({"reason": row})),
+        (
+            "position",
+            lambda row: (
+                f"{position_text(row)}, {row['queue_length']} tasks wait there"
+                if row.get("queue_length") is not None and position_text(row)
+                else position_text(row)
+            ),
+        ),
+        (
+            "ahead",
+            lambda row: (
+                ", ".join(f"{each.get('tasks')} of priority {each.get('priority')}" for each in row["ahead"])
+                if row.get("ahead")
+                else None
+            ),
+        ),
+        (
+            "numbers",
+            lambda row: (
+                "\n".join(f"{key} {cell(value)}" for key, value in (row.get("blocked_by") or {}).items())
+                or None
+            ),
+        ),
+        ("expected", estimate_text),
+    )
+)
+PASSED_OVER = Table(
+    (Column("SPEC", "spec"), Column("PASSED OVER BECAUSE", lambda row: sentence(str(row.get("why") or "")))),
+    empty="",
+    rows="passed_over",
+)
+
+
+def unblock_text(row: Document) -> str:
+    """What would let it start."""
+    sentences = row.get("unblock") or ()
+    return "\n".join(
+        ["What would let it start:", *(f"  - {sentence(str(each))}" for each in sentences)]
+    ) * bool(sentences)
+
+
+UNBLOCK = Sentence(unblock_text)
+
+
+def warnings_of(document: Document) -> list[str]:
+    """The warnings of an answer, a sentence each."""
+    return [
+        f"{each.get('message')} ({each.get('code')})"
+        for each in document.get("warnings") or ()
+        if isinstance(each, Mapping)
+    ]
