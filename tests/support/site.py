@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography.fernet import Fernet
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
@@ -24,9 +25,14 @@ from trainshed.control.accept import Acceptance
 from trainshed.control.checkpoints import CheckpointFinder, register
 from trainshed.control.fleet import encode_nodes
 from trainshed.control.images import ImageFreezer
+from trainshed.control.sealing import Seal
+from trainshed.control.training.accept import TaskAcceptance
+from trainshed.control.training.catalogs import Catalogs
+from trainshed.control.training.operations import TaskOperations
 from trainshed.engines.local import log_files
 from trainshed.jobkit.frames import EOF, header
 from trainshed.model.access import Permission, key_hash
+from trainshed.model.images import RegistryRules
 from trainshed.model.resources import Amounts, Gpu, Node
 from trainshed.model.states import AllocationState, State
 from trainshed.policy.effective import ServerPolicy
@@ -38,6 +44,7 @@ from trainshed.server.follow import JobWatch
 from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import DEFAULT_RATES, RateLimiter
 from trainshed.server.metrics import HttpMetrics
+from trainshed.server.outlook import OutlookReader
 from trainshed.server.services import BodyLimits, Machine, Services
 from trainshed.server.signed_urls import SignedUrls, ensure_secret
 from trainshed.server.storage import open_uploads
@@ -148,13 +155,21 @@ def open_site(
     database.write(lambda c: settings.put(c, settings.NODES, text))
     if registries is not None:
         database.write(lambda c: settings.put(c, settings.MACHINE, json.dumps({"images": None})))
-    images = registries and ImageFreezer(database, registries)
+    images = None if registries is None else ImageFreezer(database, registries)
+    freezer = images or ImageFreezer(database, RegistryClient(RegistryRules()))
+    seal = Seal(Fernet.generate_key().decode())
+    catalogs = Catalogs(database, seal)
+    rules = policy or ServerPolicy()
     woken: list[bool] = []
     services = Services(
         database=database,
         blobs=blobs,
         uploads=uploads,
-        accept=Acceptance(database, blobs, policy or ServerPolicy(), clock, IDS, images).accept,
+        accept=Acceptance(database, blobs, rules, clock, IDS, images).accept,
+        tasks=TaskAcceptance(database, catalogs, seal, freezer, clock, IDS, key=seal.digest_key),
+        task_operations=TaskOperations(database),
+        catalogs=catalogs,
+        outlook=OutlookReader(catalogs, rules.stop_grace_seconds),
         log_files=lambda attempt_id: log_files(data / "local", attempt_id),
         wake=lambda: woken.append(True),
         machine=Machine("all", data),

@@ -35,6 +35,7 @@ from trainshed.server.routes import (
     publishing,
     runners,
     system,
+    tasks,
     trials,
 )
 from trainshed.server.services import Services
@@ -49,6 +50,7 @@ _ROUTES = (
     ("/v1/jobs", _JOB_ROUTES),
     ("/v1/job", _JOB_ROUTES),
     ("/v1/trials", (trials.routes, artifacts.routes, checkpoints.trial_routes, logs.trial_routes)),
+    ("/v1/tasks", (tasks.routes,)),
     ("/v1/runners", (runners.routes, publishing.routes)),
     ("/v1/content", (blobs.routes,)),
     ("/v1/content/plugins", (plugins.routes,)),

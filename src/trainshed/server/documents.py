@@ -131,7 +131,8 @@ def _answer_schema(operation: Operation) -> dict[str, Any]:
     if operation.content == "text/event-stream":
         return _event_schema(operation.answer)
     if operation.answer is not None:
-        return {"$ref": _reference(operation.answer)}
+        options = [{"$ref": _reference(option)} for option in _alternatives(operation.answer)]
+        return options[0] if len(options) == 1 else {"anyOf": options}
     if operation.content == "application/json":
         return {"type": "object"}
     text = operation.content.startswith("text/")
@@ -213,7 +214,7 @@ def build(app: FastAPI) -> dict[str, Any]:
         for method in route.methods or ():
             # FastAPI describes a 422 of its own for every path parameter; it is never sent.
             document["paths"][route.path_format][method.lower()]["responses"] = responses(declared)
-        for shape in (declared.answer, *_alternatives(declared.takes)):
+        for shape in (*_alternatives(declared.answer), *_alternatives(declared.takes)):
             if shape is not None:
                 shapes[schema_name(shape)] = shape
     components = document.setdefault("components", {})

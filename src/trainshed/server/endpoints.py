@@ -53,6 +53,10 @@ _PATH: Mapping[str, tuple[str, str]] = {
     "workspace": ("The workspace's id.", WORKSPACE_ID),
     "project": ("The project's id.", "default"),
     "user": ("The member's name.", "ada"),
+    "ref": ("A task's name, its task_uuid, its Job's id or its Trial's id.", "llama-sft-7k2m9q"),
+    "pool": ("The pool's id.", "default"),
+    "cluster": ("The cluster's id.", "local"),
+    "cordon_id": ("The cordon's number.", "1"),
 }
 """What path parameters of these names mean, and an example of each."""
 
@@ -71,6 +75,8 @@ _UNKNOWN: Mapping[str, tuple[str, ...]] = {
     "sha256": ("CONTENT_NOT_FOUND", "BLOB_NOT_FOUND"),
     "project": ("PROJECT_NOT_FOUND",),
     "user": ("MEMBER_NOT_FOUND",),
+    "ref": ("JOB_NOT_FOUND",),
+    **dict.fromkeys(("pool", "cluster", "cordon_id"), ("NOT_FOUND",)),
 }
 """With which of these codes an operation that declares it refuses an unknown one."""
 

@@ -25,6 +25,7 @@ from trainshed.policy.gangs.decide import decide
 from trainshed.policy.gangs.queue import GangQueue
 from trainshed.policy.gangs.quota import Ledger, QuotaTable
 from trainshed.policy.gangs.snapshot import (
+    GangClass,
     GangDecision,
     GangReason,
     GangRules,
@@ -65,6 +66,8 @@ class Answer:
     reason: GangReason | None
     latest_start: float | None
     """By when it should start (Unix seconds); ``None`` where nobody can say."""
+    key: GangClass
+    """In what class it waits."""
 
 
 @dataclass(slots=True)
@@ -90,23 +93,15 @@ class Outlook:
 
     def answer(self, trial: Trial, task: Task) -> Answer:
         """Why a queued task waits."""
-        yard = self.yard_of(task.cluster)
-        if yard is None:
-            return Answer(
-                starts=False, reason=GangReason(GangWait.MISCONFIGURED, pool=task.pool), latest_start=None
-            )
         waiting = waiting_of(trial, task, self.catalog)
-        return self._explain(yard.decision, waiting)
+        yard = self.yard_of(task.cluster)
+        return _nowhere(waiting) if yard is None else _explain(yard.decision, waiting)
 
     def what_if(self, cluster: str, waiting: Waiting) -> Answer:
         """What the next pass would do with a task that is, or may be, not there yet."""
         yard = self.yard_of(cluster)
         if yard is None:
-            return Answer(
-                starts=False,
-                reason=GangReason(GangWait.MISCONFIGURED, pool=waiting.key.pool),
-                latest_start=None,
-            )
+            return _nowhere(waiting)
         with self._guard:
             before = yard.queue.tasks.get(waiting.id)
             yard.queue.add(waiting)
@@ -116,25 +111,22 @@ class Outlook:
                 yard.queue.remove(waiting.id)
                 if before is not None:
                     yard.queue.add(before)
-        return self._explain(decision, waiting)
+        return _explain(decision, waiting)
 
-    def choices(self, trial: Trial, task: Task) -> list[tuple[str, GangReason | None]]:
-        """Of each choice of specs by itself: the spec, and why it is passed over (C22)."""
+    def choices(self, trial: Trial, task: Task) -> list[tuple[str, Answer]]:
+        """What a pass would say to each choice of specs by itself (C22), where there are several."""
         waiting = waiting_of(trial, task, self.catalog)
+        if len(waiting.key.choices) == 1:
+            return []
         found = []
         for choice in waiting.key.choices:
-            spec = choice.needs[-1].spec if choice.needs else ""
             alone = replace(waiting, key=replace(waiting.key, choices=(choice,)), plan=None)
-            found.append((spec, self.what_if(task.cluster, alone).reason))
+            found.append((choice.needs[-1].spec, self.what_if(task.cluster, alone)))
         return found
 
     def used(self, line: LineKey) -> int:
         """Units of a quota that are in use."""
         return sum(yard.cluster.used.get(line, 0) for yard in self.yards.values())
-
-    def left(self, line: LineKey, *, guarantee: bool) -> int:
-        """Units that a project may take now, lent ones included."""
-        return self.ledger().left(line, guarantee=guarantee)
 
     def ledger(self) -> Ledger:
         """All units in use by quota."""
@@ -144,19 +136,22 @@ class Outlook:
                 used[line] = used.get(line, 0) + units
         return Ledger(self.quotas, used, {})
 
-    @staticmethod
-    def _explain(decision: GangDecision, waiting: Waiting) -> Answer:
-        if any(admission.id == waiting.id for admission in decision.admissions):
-            return Answer(starts=True, reason=None, latest_start=decision.at)
-        reason = decision.reason(waiting)
-        reserved = next((each.at for each in decision.reservations if each.id == waiting.id), None)
-        plan = decision.plans.get(waiting.id)
-        times = [
-            at
-            for at in (reserved, None if plan is None else plan.until, reason.until)
-            if at is not None and isfinite(at)
-        ]
-        return Answer(starts=False, reason=reason, latest_start=min(times, default=None))
+
+def _nowhere(waiting: Waiting) -> Answer:
+    """The cluster it names is gone."""
+    reason = GangReason(GangWait.MISCONFIGURED, pool=waiting.key.pool)
+    return Answer(starts=False, reason=reason, latest_start=None, key=waiting.key)
+
+
+def _explain(decision: GangDecision, waiting: Waiting) -> Answer:
+    if any(admission.id == waiting.id for admission in decision.admissions):
+        return Answer(starts=True, reason=None, latest_start=decision.at, key=waiting.key)
+    reason = decision.reason(waiting)
+    reserved = next((each.at for each in decision.reservations if each.id == waiting.id), None)
+    plan = decision.plans.get(waiting.id)
+    times = (reserved, None if plan is None else plan.until, reason.until)
+    latest = min((at for at in times if at is not None and isfinite(at)), default=None)
+    return Answer(starts=False, reason=reason, latest_start=latest, key=waiting.key)
 
 
 class OutlookReader:

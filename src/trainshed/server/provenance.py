@@ -9,8 +9,9 @@ from typing import Any
 from trainshed.model.provenance import job_manifest
 from trainshed.model.states import E_TRIAL_WORDS
 from trainshed.server.shapes.common import iso, iso_or_none
-from trainshed.store import checkpoints, jobs, runners
+from trainshed.store import checkpoints, jobs, runners, tasks
 from trainshed.store.database import Connection
+from trainshed.store.moves import RUNNER
 from trainshed.store.records import (
     Allocation,
     Artifact,
@@ -19,6 +20,7 @@ from trainshed.store.records import (
     CheckpointFile,
     Job,
     Revision,
+    Task,
     Trial,
     TrialContent,
     decoded,
@@ -35,7 +37,12 @@ def manifest_of(connection: Connection, job: Job) -> dict[str, Any]:
     same before, during and after the run, and for good.
     """
     trials = jobs.trials_of(connection, [job.id])[job.id]
-    revisions = {(trial.runner, trial.revision): _revision(connection, trial) for trial in trials}
+    revisions = {
+        (trial.runner, trial.revision): _revision(connection, trial)
+        for trial in trials
+        if trial.kind == RUNNER
+    }
+    gangs = tasks.of_trials(connection, [trial.id for trial in trials if trial.kind != RUNNER])
     contents = jobs.contents_of(connection, [trial.id for trial in trials])
     frozen = {
         "job": _job(job),
@@ -47,9 +54,10 @@ def manifest_of(connection: Connection, job: Job) -> dict[str, Any]:
         "trials": [
             _trial(
                 trial,
-                revisions[trial.runner, trial.revision],
+                revisions.get((trial.runner, trial.revision)),
                 contents.get(trial.id, []),
                 _resumed(connection, trial.resume_from),
+                gangs.get(trial.id),
             )
             for trial in trials
         ],
@@ -80,9 +88,10 @@ def _job(job: Job) -> dict[str, Any]:
 
 def _trial(
     trial: Trial,
-    revision: Revision,
+    revision: Revision | None,
     contents: Sequence[TrialContent],
     resumed: Mapping[str, Any] | None,
+    task: Task | None,
 ) -> dict[str, Any]:
     image = trial.image_requested is not None and {
         "requested": trial.image_requested,
@@ -99,7 +108,7 @@ def _trial(
         "runner": {
             "name": trial.runner,
             "revision": trial.revision,
-            "tree_id": revision.tree_id,
+            "tree_id": "" if revision is None else revision.tree_id,
             "selector": trial.selector,
             "source_ref": trial.source_ref,
             "snapshot_sha256": trial.snapshot_sha256,
@@ -131,6 +140,20 @@ def _trial(
         },
         "timeout_seconds": trial.timeout_seconds,
         "resume_from": resumed,
+        **({} if task is None else {"task": _task(task)}),
+    }
+
+
+def _task(task: Task) -> dict[str, Any]:
+    """What is frozen of a training task (contract C); hidden values are `null`."""
+    return {
+        "task_uuid": task.task_uuid,
+        "name": task.name,
+        "kind": task.kind,
+        "owner": task.owner,
+        "spec": json.loads(task.spec),
+        "catalog_revision": task.catalog_revision,
+        "totals": json.loads(task.totals),
     }
 
 

@@ -21,6 +21,7 @@ from trainshed.server.follow import JobWatch
 from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics
+from trainshed.server.outlook import OutlookReader
 from trainshed.server.signed_urls import SignedUrls
 from trainshed.server.waiting import QueueReader
 from trainshed.store.database import Database
@@ -62,6 +63,8 @@ class Services:
     """Accepts training tasks (contract C)."""
     task_operations: TaskOperations
     catalogs: Catalogs
+    outlook: OutlookReader
+    """Why training tasks wait, and what a new one would get."""
     wake: Callable[[], None]
     """Tells the controller of this process, if there is one, that there is work. Only a hint."""
     machine: Machine

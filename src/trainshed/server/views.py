@@ -12,20 +12,27 @@ from typing import Any
 
 from trainshed.model.checkpoints import checkpoint_uri
 from trainshed.model.states import E_TRIAL_WORDS, TERMINAL, WAITING, AllocationState, State
+from trainshed.server.outlook import OutlookReader
 from trainshed.server.shapes import jobs as shapes
 from trainshed.server.shapes.common import Reason, iso, iso_or_none
+from trainshed.server.task_views import TaskViews, reason_words, shown
 from trainshed.server.waiting import QueueReader
 from trainshed.store import jobs as store
+from trainshed.store import tasks
 from trainshed.store.database import Connection
+from trainshed.store.moves import RUNNER
 from trainshed.store.records import Allocation, Artifact, Attempt, Checkpoint, Event, Job, Trial, decoded
 
 
 class Views:
     """Builds Jobs and Trials as callers see them, on one connection at one time."""
 
-    def __init__(self, connection: Connection, queue: QueueReader, now: float) -> None:
+    def __init__(
+        self, connection: Connection, queue: QueueReader, outlook: OutlookReader, now: float
+    ) -> None:
         self._connection = connection
         self._queue = queue
+        self._outlook = outlook
         self._now = now
 
     def jobs(self, rows: Sequence[Job]) -> list[shapes.Job]:
@@ -33,7 +40,16 @@ class Views:
         by_job = store.trials_of(self._connection, [row.id for row in rows])
         every = [trial for trials in by_job.values() for trial in trials]
         views = {view.trial_id: view for view in self.trials(every)}
-        return [_job(row, by_job[row.id], [views[trial.id] for trial in by_job[row.id]]) for row in rows]
+        named = {trial.id for trial in every if trial.kind != RUNNER}
+        return [
+            _job(
+                row,
+                by_job[row.id],
+                [views[trial.id] for trial in by_job[row.id]],
+                task=any(trial.id in named for trial in by_job[row.id]),
+            )
+            for row in rows
+        ]
 
     def job(self, row: Job) -> shapes.Job:
         return self.jobs([row])[0]
@@ -43,25 +59,56 @@ class Views:
         held_or_held_once = [row.id for row in rows if row.state is not State.QUEUED or row.launch_failures]
         attempts = store.attempts_of(self._connection, held_or_held_once)
         held = store.allocations_of(self._connection, held_or_held_once)
-        waiting = self._queue.answers(
-            self._connection, [row for row in rows if row.state in WAITING], now=self._now
-        )
+        of_runners = [row for row in rows if row.kind == RUNNER and row.state in WAITING]
+        waiting = self._queue.answers(self._connection, of_runners, now=self._now)
+        words = self._tasks([row for row in rows if row.kind != RUNNER], held, waiting)
         return [
-            _trial(row, attempts.get(row.id, []), held.get(row.id, []), waiting.get(row.id)) for row in rows
+            _trial(
+                row,
+                attempts.get(row.id, []),
+                held.get(row.id, []),
+                waiting.get(row.id),
+                words.get(row.id, str(row.state)),
+            )
+            for row in rows
         ]
+
+    def _tasks(
+        self,
+        rows: Sequence[Trial],
+        held: Mapping[str, Sequence[Allocation]],
+        waiting: dict[str, shapes.Waiting],
+    ) -> dict[str, str]:
+        """The page's words for training tasks; why they wait goes into ``waiting``."""
+        found = tasks.of_trials(self._connection, [row.id for row in rows])
+        views = TaskViews(self._connection, self._outlook, self._now)
+        for row in rows:
+            place, why = views.standing(found[row.id], row)
+            if place is None or why is None:
+                continue
+            reason, when = reason_words(why), views.estimate(why)
+            waiting[row.id] = shapes.Waiting(
+                code=reason.code,
+                message=reason.message,
+                position=place.in_queue,
+                estimated_start_at=None if when is None else when.latest,
+            )
+        return {row.id: shown(found[row.id], row, held.get(row.id, ()), self._now).word for row in rows}
 
     def trial(self, row: Trial) -> shapes.Trial:
         return self.trials([row])[0]
 
 
-def _job(row: Job, rows: Sequence[Trial], trials: list[shapes.Trial]) -> shapes.Job:
+def _job(row: Job, rows: Sequence[Trial], trials: list[shapes.Trial], *, task: bool) -> shapes.Job:
     failed = next((trial.error for trial in trials if trial.status == "failed" and trial.error), None)
     words: Any = row.status
+    state: Any = trials[0].state if task else row.status
     return shapes.Job(
         job_id=row.id,
         request_id=row.request_id,
+        name=rows[0].name if task else None,
         status=words,
-        state=words,
+        state=state,
         tags=rows[0].tag_map if rows else {},
         error=failed if row.status == "failed" else None,
         created_at=iso(row.created_at),
@@ -93,11 +140,15 @@ def job_result(job: shapes.Job, checkpoints: Sequence[Checkpoint]) -> shapes.Job
 
 
 def _trial(
-    row: Trial, attempts: Sequence[Attempt], held: Sequence[Allocation], waiting: shapes.Waiting | None
+    row: Trial,
+    attempts: Sequence[Attempt],
+    held: Sequence[Allocation],
+    waiting: shapes.Waiting | None,
+    word: str,
 ) -> shapes.Trial:
     status: Any = E_TRIAL_WORDS[row.state]
-    entrypoint: Any = row.entrypoint
-    state: Any = str(row.state)
+    entrypoint: Any = row.entrypoint or None
+    state: Any = word
     error = None
     if row.error_code is not None and row.state in TERMINAL:
         error = Reason(code=row.error_code, message=row.error_message or row.error_code)
@@ -140,7 +191,10 @@ def _released(row: Trial, held: Sequence[Allocation]) -> bool:
     return row.state in TERMINAL and all(each.state == AllocationState.RELEASED for each in held)
 
 
-def runner_ref(row: Trial) -> shapes.RunnerRef:
+def runner_ref(row: Trial) -> shapes.RunnerRef | None:
+    """The Runner's snapshot; a training task has none."""
+    if row.kind != RUNNER:
+        return None
     return shapes.RunnerRef(
         name=row.runner,
         revision=row.revision,

@@ -40,6 +40,7 @@ from trainshed.server.hosting import ControllerHost
 from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics, gpu_metrics
+from trainshed.server.outlook import OutlookReader
 from trainshed.server.services import Machine, Services
 from trainshed.server.signed_urls import SignedUrls, ensure_secret
 from trainshed.server.storage import StorageChecks, open_blobs, open_uploads
@@ -130,6 +131,7 @@ def build(
             tasks=TaskAcceptance(database, catalogs, seal, images, clock, ids, key=seal.digest_key),
             task_operations=TaskOperations(database),
             catalogs=catalogs,
+            outlook=OutlookReader(catalogs, policy.stop_grace_seconds),
             log_files=lambda attempt_id: log_files(folder.engine, attempt_id),
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),

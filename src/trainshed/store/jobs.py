@@ -44,6 +44,7 @@ _BEFORE_IN_QUEUE = (
     .select_from(trials)
     .where(
         trials.c.state == State.QUEUED,
+        trials.c.kind == "runner",
         tuple_(trials.c.queue_rank, trials.c.id) < tuple_(bindparam("rank"), bindparam("trial")),
     )
 )
@@ -262,7 +263,9 @@ def _place(connection: Connection, trial: Trial) -> int:
 def queue_order(connection: Connection) -> list[str]:
     """Ids of all queued Trials, the next one first."""
     rows = connection.execute(
-        select(trials.c.id).where(trials.c.state == State.QUEUED).order_by(trials.c.queue_rank, trials.c.id),
+        select(trials.c.id)
+        .where(trials.c.state == State.QUEUED, trials.c.kind == "runner")
+        .order_by(trials.c.queue_rank, trials.c.id),
     )
     return list(rows.scalars())
 

@@ -160,16 +160,19 @@ def replicas_of(connection: Connection, attempt_ids: Collection[str]) -> dict[st
     return found
 
 
-def standing(connection: Connection, task: Task) -> list[Standing]:
-    """The queued tasks of a task's project by pool, resource type and priority (c2)."""
+def standing(
+    connection: Connection, project_id: str, queued_at: float, trial_id: str = "~"
+) -> list[Standing]:
+    """The queued tasks of a project by pool, resource type and priority (c2), and how many are older.
+
+    Older than one with ``queued_at`` (Unix seconds); of those with the same time the id decides.
+    """
     t = tasks.c
-    before = or_(
-        t.queued_at < task.queued_at, and_(t.queued_at == task.queued_at, t.trial_id < task.trial_id)
-    )
+    before = or_(t.queued_at < queued_at, and_(t.queued_at == queued_at, t.trial_id < trial_id))
     rows = connection.execute(
         select(t.pool, t.resource_type, t.priority, func.count(), func.sum(case((before, 1), else_=0)))
         .join(trials, trials.c.id == t.trial_id)
-        .where(t.project_id == task.project_id, trials.c.state == State.QUEUED)
+        .where(t.project_id == project_id, trials.c.state == State.QUEUED)
         .group_by(t.pool, t.resource_type, t.priority)
     )
     return [Standing(*row) for row in rows]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainshed.control.stopping import accept_stop
-from trainshed.control.training.operations import require
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
 from trainshed.model.states import E_JOB_STATUSES
 from trainshed.model.training.reading import is_training
-from trainshed.model.training.words import shown_state
 from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Reply, Routes
 from trainshed.server.pages import cut_page, open_cursor, page_limit
@@ -16,11 +16,12 @@ from trainshed.server.shapes import jobs as shapes
 from trainshed.server.shapes import requests
 from trainshed.server.shapes import tasks as task_shapes
 from trainshed.server.shapes.common import Page
+from trainshed.server.task_views import TaskViews
 from trainshed.server.views import Views, job_result
 from trainshed.store import checkpoints
 from trainshed.store import jobs as store
 from trainshed.store.database import Connection
-from trainshed.store.visibility import Viewer
+from trainshed.store.tasks import find
 
 routes = Routes("jobs")
 
@@ -63,20 +64,23 @@ SUBMIT_REFUSALS = (
     "PROFILE_RUNNER_UNSUPPORTED",
     "STORAGE_FULL",
     "STORAGE_UNAVAILABLE",
+    "INVALID_SPEC",
+    "DUPLICATE_SUSPECTED",
+    "CONTENT_NOT_FOUND",
 )
 
 
 def views(call: Call, connection: Connection) -> Views:
-    return Views(connection, call.services.queue, call.now)
+    return Views(connection, call.services.queue, call.services.outlook, call.now)
 
 
 @routes.post(
     "",
     Operation(
         "Submit a Job of 1 to 16 Trials",
-        answer=shapes.Job,
+        answer=shapes.Job | task_shapes.SubmittedTask,
         any_of=(Permission.TRAINING_RUN,),
-        takes=requests.SubmitTrials | requests.SubmitOne,
+        takes=requests.SubmitTrials | requests.SubmitOne | requests.SubmitTask,
         max_body=lambda services: services.bodies.submission,
         answers={201: "Accepted; durable before this answer.", 200: "This request id named the Job before."},
         refuses=SUBMIT_REFUSALS,
@@ -86,7 +90,8 @@ def submit_job(call: Call) -> Reply:
     """Everything that will run is frozen before the answer.
 
     A repeated request id with the same input answers the same Job; with other input it is a conflict that
-    lists the fields that differ.
+    lists the fields that differ. A `spec` of kind `pytorch` or `ray` makes a training task: one gang, with
+    a name of its own, and an answer that tells its place in the queue.
     """
     document = call.json()
     if is_training(document):
@@ -105,16 +110,20 @@ def _submit_task(call: Call, document: object) -> Reply:
     if accepted.created:
         call.services.wake()
     with call.services.database.read() as connection:
-        viewer = Viewer(call.project, call.principal.actor, everything=True)
-        task, trial = require(connection, viewer, accepted.job_id)
+        found = find(connection, call.viewer, accepted.job_id)
+        if found is None:
+            said = "the request_id names a task that was deleted, or that somebody else owns"
+            raise Refusal.of("JOB_REQUEST_CONFLICT", said, path="request_id")
+        task, trial = found
+        job = views(call, connection).job(store.get_job(connection, call.project, task.job_id))
+        place, _ = TaskViews(connection, call.services.outlook, call.now).standing(task, trial)
+    kind: Any = task.kind
     answer = task_shapes.SubmittedTask(
-        job_id=task.job_id,
+        **{name: getattr(job, name) for name in shapes.Job.model_fields},
         trial_id=task.trial_id,
         task_uuid=task.task_uuid,
-        name=task.name,
-        kind=task.kind,
-        state=shown_state(trial.state),
-        position=None,
+        kind=kind,
+        position=None if place is None else place.in_queue,
         warnings=[task_shapes.Warned(**each) for each in accepted.warnings],
     )
     return Reply(answer, 201 if accepted.created else 200)
@@ -143,7 +152,9 @@ def list_jobs(call: Call) -> Page[shapes.Job]:
     if kind not in {None, "train"}:
         return Page(items=[])
     with call.services.database.read() as connection:
-        rows = store.list_jobs(connection, call.project, status=status, before=before, limit=limit + 1)
+        rows = store.list_jobs(
+            connection, call.project, status=status, before=before, limit=limit + 1, viewer=call.viewer
+        )
         show = views(call, connection).jobs
         return cut_page(call.services.seal, "jobs", rows, limit, key=lambda job: job.id, show=show)
 
@@ -158,7 +169,9 @@ def list_training_models(call: Call) -> shapes.TrainingModels:
 def read_job(call: Call, job_id: str) -> shapes.Job:
     """A Job with its Trials as they are now."""
     with call.services.database.read() as connection:
-        return views(call, connection).job(store.get_job(connection, call.project, job_id, viewer=call.viewer))
+        return views(call, connection).job(
+            store.get_job(connection, call.project, job_id, viewer=call.viewer)
+        )
 
 
 @routes.get(
@@ -191,10 +204,15 @@ def stop(call: Call, job_id: str, trial_id: str | None) -> shapes.Job:
     at, actor = call.now, call.principal.actor
     with call.services.database.read() as connection:
         store.get_job(connection, call.project, job_id, viewer=call.viewer)
-    job = accept_stop(call.services.database, job_id, trial_id=trial_id, at=at, actor=actor)
+        is_task = find(connection, call.viewer, job_id) is not None
+    if is_task:
+        call.services.task_operations.stop(call.viewer, job_id, at=at, actor=actor)
+        job = None
+    else:
+        job = accept_stop(call.services.database, job_id, trial_id=trial_id, at=at, actor=actor)
     call.services.wake()
     with call.services.database.read() as connection:
-        return views(call, connection).job(job)
+        return views(call, connection).job(job or store.get_job(connection, call.project, job_id))
 
 
 def _unsupported(action: str) -> None:

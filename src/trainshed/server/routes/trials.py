@@ -55,7 +55,13 @@ def list_trials(call: Call) -> Page[shapes.Trial]:
         if kind not in {None, "train"}:
             return Page(items=[])
         rows = store.list_trials(
-            connection, call.project, job_id=job_id, status=status, before=before, limit=limit + 1
+            connection,
+            call.project,
+            job_id=job_id,
+            status=status,
+            before=before,
+            limit=limit + 1,
+            viewer=call.viewer,
         )
         show = views(call, connection).trials
         return cut_page(call.services.seal, "trials", rows, limit, key=lambda trial: trial.id, show=show)
@@ -64,7 +70,9 @@ def list_trials(call: Call) -> Page[shapes.Trial]:
 def read_trial(call: Call, trial_id: str) -> shapes.Trial:
     """A Trial as it is now."""
     with call.services.database.read() as connection:
-        return views(call, connection).trial(store.get_trial(connection, call.project, trial_id, viewer=call.viewer))
+        return views(call, connection).trial(
+            store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
+        )
 
 
 for _path, _summary in (

@@ -24,6 +24,22 @@ TrialState = Literal[
     "failed",
     "cancelled",
 ]
+ShownWord = Literal[
+    "Queuing",
+    "Starting",
+    "PullingImage",
+    "Prechecking",
+    "Running",
+    "Replacing",
+    "Stopping",
+    "SavingCheckpoint",
+    "Finishing",
+    "Retaining",
+    "Succeeded",
+    "Failed",
+    "Stopped",
+]
+"""The words for the state of a training task (contract C, c1)."""
 OutputWord = Literal["pending", "collecting", "complete", "partial", "failed", "none"]
 
 
@@ -103,13 +119,13 @@ class Trial(Shape):
     type: Literal["train"] = "train"
     name: str
     status: TrialStatus
-    state: TrialState
+    state: TrialState | ShownWord = Field(description="Of a training task: the page's word.")
     tags: dict[str, str]
-    runner: RunnerRef
+    runner: RunnerRef | None = Field(description="Null for a training task.")
     image: Image | None
     resources: Resources
     timeout_seconds: int
-    entrypoint: Literal["main.sh", "main.py"]
+    entrypoint: Literal["main.sh", "main.py"] | None = Field(description="Null for a training task.")
     command: str | None
     profile: dict[str, Any] | None = Field(None, description="The frozen Job Profile.")
     profile_sha256: str | None = Field(None, description="SHA-256 of its canonical JSON.")
@@ -149,9 +165,9 @@ class Job(Shape):
     )
     type: Literal["train"] = "train"
     request_id: str
-    name: None = None
+    name: str | None = Field(None, description="Of a training task; null for all others.")
     status: JobStatus
-    state: JobStatus
+    state: JobStatus | ShownWord = Field(description="As `status`; of a training task the page's word.")
     tags: dict[str, str] = Field(description="The tags of the first Trial.")
     error: Reason | None
     created_at: Time
@@ -195,7 +211,7 @@ class TrialSnapshot(Shape):
     trial_id: str
     job_id: str
     name: str
-    runner: RunnerRef
+    runner: RunnerRef | None = Field(description="Null for a training task.")
     image: Image | None
     resources: Resources
     timeout_seconds: int

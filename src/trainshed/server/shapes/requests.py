@@ -77,6 +77,68 @@ class SubmitOne(Body):
     spec: TrialSpec
 
 
+class SubmitTask(BaseModel):
+    """A training task; `GET /v1/train/schema` describes its `spec` (contract C)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["train"] = "train"
+    request_id: str = _optional("", min_length=1, max_length=128)
+    spec: TaskSpec
+    allow_duplicate: bool = _optional(False)  # noqa: FBT003 - the value of a key
+
+
+class TaskSpec(BaseModel):
+    """What a training task is; the whole table of fields is `GET /v1/train/fields`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Literal["pytorch", "ray"]
+    name_prefix: str = Field(examples=["llama-sft"])
+    image: str = Field(examples=["host"])
+    cmd: str = Field(examples=["torchrun train.py"])
+    resource_type: Literal["reserved", "ondemand", "spot", "idle"]
+    instance: dict[str, Any] = Field(examples=[{"specs": ["h200x8"]}])
+
+
+class Smoke(Body):
+    """A copy of the task that ends soon (C16)."""
+
+    minutes: int = _optional(5, ge=1)
+    workers: int = _optional(0, ge=0)
+
+
+class ValidateTask(SubmitTask):
+    """A training task to judge; nothing is created."""
+
+    smoke: Smoke | None = _optional(None)
+
+
+class ChangeTask(Body):
+    """What of a task changes; absent keys stay as they are."""
+
+    public: bool | None = None
+    priority: str | int | None = None
+    shares: list[str] | None = Field(default=None, max_length=100)
+
+
+class ApplyCatalog(Body):
+    """The whole catalogue: what it lacks is removed."""
+
+    document: dict[str, Any]
+    expected_revision: int | None = Field(default=None, ge=0)
+    dry_run: bool = False
+
+
+class PutCordon(Body):
+    """A node, or one GPU of it, on which nothing may start."""
+
+    cluster: str = Field(max_length=200)
+    node: str = Field(max_length=200)
+    gpu: int | None = Field(default=None, ge=0)
+    reason: str = Field(max_length=200)
+
+
 class MissingBlobs(Body):
     """Digests to ask for."""
 

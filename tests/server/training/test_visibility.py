@@ -1,0 +1,173 @@
+"""Who may see and change a training task (contract C5, c7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.site import Site
+from support.tasks import task_document
+from trainshed.store import events
+
+Submit = Callable[..., dict[str, Any]]
+Person = Callable[..., str]
+
+READS = (
+    "/v1/tasks/{name}",
+    "/v1/tasks/{task_uuid}",
+    "/v1/tasks/{job_id}",
+    "/v1/tasks/{trial_id}",
+    "/v1/tasks/{name}/why",
+    "/v1/tasks/{name}/events",
+    "/v1/tasks/{name}/logs",
+    "/v1/alarms?task={name}",
+    "/v1/jobs/{job_id}",
+    "/v1/jobs/{job_id}/result",
+    "/v1/jobs/{job_id}/events",
+    "/v1/jobs/{job_id}/events/stream",
+    "/v1/jobs/{job_id}/logs",
+    "/v1/jobs/{job_id}/logs/stream",
+    "/v1/jobs/{job_id}/manifest",
+    "/v1/jobs/{job_id}/resource-metrics",
+    "/v1/trials?job_id={job_id}",
+    "/v1/trials/{trial_id}",
+    "/v1/trials/{trial_id}/snapshot",
+    "/v1/trials/{trial_id}/metrics",
+    "/v1/trials/{trial_id}/artifacts",
+    "/v1/trials/{trial_id}/checkpoints",
+    "/v1/trials/{trial_id}/logs/raw",
+    "/v1/job/checkpoints?job_id={job_id}",
+)
+LISTS = ("/v1/tasks", "/v1/jobs", "/v1/trials")
+CHANGES = (
+    ("POST", "/v1/tasks/{name}/stop"),
+    ("POST", "/v1/tasks/{name}/resubmit"),
+    ("PATCH", "/v1/tasks/{name}"),
+    ("DELETE", "/v1/tasks/{name}"),
+    ("POST", "/v1/jobs/{job_id}/stop"),
+    ("POST", "/v1/trials/{trial_id}/stop"),
+    ("POST", "/v1/jobs/{job_id}/pause"),
+)
+
+
+def named(site: Site, path: str, key: str) -> set[str]:
+    answer = site.get(path, key=key)
+    assert answer.status_code == 200, answer.text
+    return {item["job_id"] for item in answer.json()["items"]}
+
+
+@pytest.mark.parametrize("path", READS)
+def test_C5_others_get_404_on_every_read_of_a_task_that_is_not_public(
+    site: Site, submit: Submit, person: Person, path: str
+):
+    task = submit(person("ann"))
+    answer = site.get(path.format(**task), key=person("bob"))
+    assert answer.status_code == 404, answer.text
+    assert answer.json()["code"] in {"JOB_NOT_FOUND", "TRIAL_NOT_FOUND"}
+
+
+@pytest.mark.parametrize("path", [path for path in READS if "stream" not in path])
+def test_C5_its_owner_sees_it_with_any_of_their_keys(site: Site, submit: Submit, person: Person, path: str):
+    task = submit(person("ann"))
+    answer = site.get(path.format(**task), key=person("ann"))
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_C5_lists_leave_out_what_others_keep_to_themselves(
+    site: Site, submit: Submit, person: Person, path: str
+):
+    ann, bob = person("ann"), person("bob")
+    hers, public, his = (
+        submit(ann),
+        submit(ann, public=True, name_prefix="open"),
+        submit(bob, name_prefix="his"),
+    )
+    runner = site.submit("r")["job_id"] if path != "/v1/tasks" else None
+    runners = {runner} if runner else set()
+    assert named(site, path, ann) == {hers["job_id"], public["job_id"], *runners}
+    assert named(site, path, bob) == {his["job_id"], public["job_id"], *runners}
+    everything = {hers["job_id"], public["job_id"], his["job_id"], *runners}
+    assert named(site, path, site.owner_key) == everything
+
+
+def test_C5_pages_hold_as_many_tasks_as_asked_for_whoever_owns_those_between(
+    site: Site, submit: Submit, person: Person
+):
+    ann, bob = person("ann"), person("bob")
+    mine = [
+        submit(ann if number % 3 == 0 else bob, name_prefix=f"t{number}")["job_id"] for number in range(9)
+    ][::3]
+    first = site.get("/v1/jobs?limit=2", key=ann).json()
+    second = site.get(f"/v1/jobs?limit=2&cursor={first['next_cursor']}", key=ann).json()
+    found = [item["job_id"] for page in (first, second) for item in page["items"]]
+    assert (found, second["next_cursor"]) == (mine[::-1], None)
+
+
+def test_C5_a_share_lets_one_person_see_and_not_change(site: Site, submit: Submit, person: Person):
+    ann, bob, eve = person("ann"), person("bob"), person("eve")
+    task = submit(ann)
+    changed = site.request("PATCH", f"/v1/tasks/{task['name']}", {"shares": ["bob"]}, key=ann)
+    assert (changed.status_code, changed.json()["shares"]) == (200, ["bob"])
+    assert site.get(f"/v1/tasks/{task['name']}", key=bob).status_code == 200
+    assert site.get(f"/v1/tasks/{task['name']}", key=eve).status_code == 404
+    refused = site.post(f"/v1/tasks/{task['name']}/stop", key=bob)
+    assert (refused.status_code, refused.json()["code"]) == (403, "PERMISSION_DENIED")
+    assert "ann" in refused.json()["message"]
+
+
+def test_C5_its_owner_may_make_it_public_later_and_take_that_back(site: Site, submit: Submit, person: Person):
+    ann, bob = person("ann"), person("bob")
+    name = submit(ann)["name"]
+    for public, status in ((True, 200), (False, 404)):
+        site.request("PATCH", f"/v1/tasks/{name}", {"public": public}, key=ann)
+        assert site.get(f"/v1/tasks/{name}", key=bob).status_code == status
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+def test_C5_nobody_changes_what_they_do_not_see(
+    site: Site, submit: Submit, person: Person, method: str, path: str
+):
+    task = submit(person("ann"))
+    answer = site.request(method, path.format(**task), {"public": True}, key=person("bob"))
+    assert answer.status_code == 404, answer.text
+    assert site.get(f"/v1/tasks/{task['name']}").json()["internal_state"] == "queued"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/tasks/{name}/stop", "/v1/jobs/{job_id}/stop", "/v1/trials/{trial_id}/stop"]
+)
+def test_C5_a_public_task_is_stopped_by_its_owner_and_by_admins_only(
+    site: Site, submit: Submit, person: Person, path: str
+):
+    task = submit(person("ann"), public=True)
+    refused = site.post(path.format(**task), key=person("bob"))
+    assert (refused.status_code, refused.json()["code"]) == (403, "PERMISSION_DENIED")
+    assert site.post(path.format(**task)).status_code == 200
+
+
+def test_C5_the_request_id_of_somebody_else_tells_nothing_of_their_task(site: Site, person: Person):
+    document = task_document()
+    assert site.post("/v1/jobs", document, key=person("ann")).status_code == 201
+    answer = site.post("/v1/jobs", document, key=person("bob"))
+    assert (answer.status_code, answer.json()["code"]) == (409, "JOB_REQUEST_CONFLICT")
+    assert "task_uuid" not in answer.json()
+
+
+def test_c7_a_deleted_task_is_hidden_at_once_from_everybody_and_its_records_stay(
+    site: Site, submit: Submit, person: Person
+):
+    ann = person("ann")
+    task = submit(ann)
+    answer = site.request("DELETE", f"/v1/tasks/{task['name']}", key=ann)
+    assert (answer.status_code, answer.json()) == (202, {"job_id": task["job_id"], "deleted": True})
+    for key in (ann, site.owner_key):
+        assert all(task["job_id"] not in named(site, path, key) for path in LISTS)
+        assert site.get(f"/v1/tasks/{task['name']}", key=key).status_code == 404
+        assert site.get(f"/v1/jobs/{task['job_id']}", key=key).status_code == 404
+    with site.services.database.read() as connection:
+        codes = [event.code for event in events.of_job(connection, task["job_id"])]
+    assert codes[-1] == "DELETED"
+    assert "CANCELLED" in codes
