@@ -19,6 +19,7 @@ from trainshed.model.states import AllocationState, OutputStatus, State
 from trainshed.policy.cluster import Cluster, Held
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.estimate import forecast
+from trainshed.policy.gangs.snapshot import Kept
 from trainshed.policy.placement import Decision, PassRules, Placement, Project, place
 from trainshed.policy.reasons import make_board, to_json
 from trainshed.policy.retry import Outcome, access_revoked, content_revoked
@@ -125,11 +126,16 @@ class Placer:
         return self._delayed[0][0] if self._delayed else None
 
     def run(
-        self, nodes: Sequence[Node], held: Sequence[Allocation], planned: Sequence[Held] = ()
+        self,
+        nodes: Sequence[Node],
+        held: Sequence[Allocation],
+        planned: Sequence[Held] = (),
+        reserved: Sequence[Kept] = (),
     ) -> tuple[list[Placed], bool]:
         """One pass: what was placed and stored, and whether another pass should follow at once.
 
-        ``planned`` is kept free for gangs whose victims are on their way out.
+        ``planned`` is kept free for gangs whose victims are on their way out, ``reserved`` for the first ones
+        in line.
         """
         self._end_delays()
         if not len(self._queue):
@@ -139,13 +145,17 @@ class Placer:
         now = self._clock()
         cluster = Cluster(nodes, [*(each for a in held for each in self._holds(a)), *planned])
         projects = self._projects(now)
-        decision = place(cluster, self._queue, projects, now=now, rules=self._rules())
+        decision = place(cluster, self._queue, projects, now=now, rules=self._rules(), kept=reserved)
         placed = self._store(decision.placements, nodes, now) if decision.placements else []
         for item in placed:
             cluster.hold(self._held(item.allocation))
         self._decision, self._cluster, self._pass_projects = decision, cluster, projects
         metrics.passes.observe(time.perf_counter() - begun)
         return placed, decision.more or len(placed) < len(decision.placements)
+
+    def reserved(self) -> Sequence[Kept]:
+        """What the newest pass reserved, for the pass over gangs on the same nodes."""
+        return () if self._decision is None else self._decision.kept
 
     def publish(self) -> None:
         """Store for readers why Trials wait (promise P10), at most about once a second.

@@ -133,7 +133,9 @@ class Reconciler:
         if self._gangs is None:
             return self._placer.run(self.nodes, unreleased)
         nodes = self._gangs.open_to_runners(self.nodes)
-        return self._placer.run(nodes, unreleased, self._gangs.holds())
+        placed, again = self._placer.run(nodes, unreleased, self._gangs.holds(), self._gangs.reserved())
+        # Before gangs look again: what the first Runner Trials wait for is not to be taken from them.
+        return placed, self._gangs.keep(self._placer.reserved()) or again
 
     def close(self) -> None:
         """Finish nothing more; what is under way is repeated by the next process."""

@@ -26,6 +26,7 @@ from math import inf
 from trainshed.model.resources import Amounts
 from trainshed.policy.budget import UNLIMITED, Account, ProjectLimits
 from trainshed.policy.cluster import Cluster, Free, Held, Pool
+from trainshed.policy.gangs.snapshot import Kept
 from trainshed.policy.gates import Gate
 from trainshed.policy.reservations import Reservation, Spare, earliest
 from trainshed.policy.waiting import Line, Queue, TrialClass
@@ -82,6 +83,8 @@ class Decision:
     """What is left after the placements, by GPU type waited for."""
     more: bool
     """Whether ``max_placements`` ended the pass: run another one at once."""
+    kept: tuple[Kept, ...] = ()
+    """The reservations, for the pass over gangs on the same nodes."""
 
     def reason(self, key: TrialClass) -> WaitReason | None:
         """Why Trials of a class wait; ``None`` if none of them has to."""
@@ -95,9 +98,13 @@ def place(
     *,
     now: float,
     rules: PassRules | None = None,
+    kept: Sequence[Kept] = (),
 ) -> Decision:
-    """Decide; changes none of its arguments. A project that is not in ``projects`` has no limits."""
-    return _Pass(cluster, queue, projects, now, rules or PassRules()).run()
+    """Decide; changes none of its arguments. A project that is not in ``projects`` has no limits.
+
+    ``kept`` is what gangs on the same nodes have reserved: Trials that were queued later respect it.
+    """
+    return _Pass(cluster, queue, projects, now, rules or PassRules(), kept).run()
 
 
 class _Pass:
@@ -110,6 +117,7 @@ class _Pass:
         projects: Mapping[str, Project],
         now: float,
         rules: PassRules,
+        kept: Sequence[Kept],
     ) -> None:
         self.cluster = cluster
         self.queue = queue
@@ -122,6 +130,12 @@ class _Pass:
         self.reasons: dict[TrialClass, WaitReason] = {}
         self.reservations: list[Reservation] = []
         self.spares: dict[int, list[Spare]] = {}
+        self.kept: list[Kept] = []
+        for one in kept:
+            if one.node in cluster.numbers:
+                model = cluster.models.index(one.model) if one.model in cluster.models else -1
+                spare = Spare(one.id, model, one.at, one.left, one.queued_at)
+                self.spares.setdefault(cluster.numbers[one.node], []).append(spare)
         self.started: dict[int, list[Held]] = {}
         self.gates: dict[str, Gate | None] = {}
         self.failures: dict[tuple[int, ...], list[tuple[Amounts, float, WaitReason]]] = {}
@@ -153,6 +167,7 @@ class _Pass:
             reservations=tuple(self.reservations),
             pools={kind: self.cluster.pool(kind, self.free) for kind in sorted(kinds)},
             more=bool(more),
+            kept=tuple(self.kept),
         )
 
     def _in_order(self) -> Iterator[tuple[float, str, Line, int]]:
@@ -188,9 +203,12 @@ class _Pass:
                 if reason.behind is not None and self.free.find(models, key.amounts) is None:
                     continue
                 return self._wait(trial_id, key, models, reason)
-        spot = self.free.find(models, key.amounts, lambda node, model: self._allowed(node, model, key, end))
+        rank = self.queue.rank_of(trial_id)
+        spot = self.free.find(
+            models, key.amounts, lambda node, model: self._allowed(node, model, key, end, rank)
+        )
         if spot is None:
-            reason, until = self._hindrance(models, key, end)
+            reason, until = self._hindrance(models, key, end, rank)
             self._remember_failure(models, key.amounts, until, reason)
             return self._wait(trial_id, key, models, reason)
         self._start(trial_id, key, spot, end)
@@ -210,9 +228,11 @@ class _Pass:
         held = Held(trial_id, trial_id, key.project, name, gpus, key.amounts, end)
         self.started.setdefault(node, []).append(held)
 
-    def _allowed(self, node: int, model: int, key: TrialClass, end: float) -> bool:
-        """Whether a Trial on ``node`` delays no reservation there."""
-        return all(spare.allows(model, key.amounts, end) for spare in self.spares.get(node, ()))
+    def _allowed(self, node: int, model: int, key: TrialClass, end: float, rank: float) -> bool:
+        """Whether a Trial on ``node`` delays no reservation there that comes before it."""
+        return all(
+            rank < spare.rank or spare.allows(model, key.amounts, end) for spare in self.spares.get(node, ())
+        )
 
     def _wait(self, trial_id: str, key: TrialClass, models: Sequence[int], reason: WaitReason) -> WaitReason:
         """Reserve for the Trial if it is the first of its GPUs that has to wait."""
@@ -227,17 +247,21 @@ class _Pass:
         reservation = Reservation(trial_id, key, tuple(models), self.cluster.nodes[node].name, at)
         self.reservations.append(reservation)
         self.spares.setdefault(node, []).append(Spare(trial_id, model, at, spare))
+        rank, name = self.queue.rank_of(trial_id), self.cluster.models[model]
+        self.kept.append(Kept(trial_id, reservation.node, name, at, spare, rank))
         gate = self._gate(key.project)
         if gate is not None:
             gate.reserve(trial_id, key, at)
         return WaitReason(reason.code, have=reason.have, until=None if at == inf else at)
 
-    def _hindrance(self, models: Sequence[int], key: TrialClass, end: float) -> tuple[WaitReason, float]:
+    def _hindrance(
+        self, models: Sequence[int], key: TrialClass, end: float, rank: float
+    ) -> tuple[WaitReason, float]:
         """Why enough free GPUs of one node were not enough, and from which end on that holds."""
         fitting = self.free.find(models, key.amounts)
         if fitting is not None:
             spares = self.spares[fitting[0]]
-            first = next(s for s in spares if not s.allows(fitting[1], key.amounts, end))
+            first = next(s for s in spares if s.rank <= rank and not s.allows(fitting[1], key.amounts, end))
             until = None if first.at == inf else first.at
             return WaitReason(WaitCode.BEHIND_OTHERS, behind=first.trial_id, until=until), end
         return scarce(self.free, models, key.amounts), -inf

@@ -27,13 +27,15 @@ class Reservation:
 class Spare:
     """What a reserved node will have left at the reserved time, beside the Trial it is reserved for."""
 
-    __slots__ = ("at", "left", "model", "trial_id")
+    __slots__ = ("at", "left", "model", "rank", "trial_id")
 
-    def __init__(self, trial_id: str, model: int, at: float, left: Amounts) -> None:
+    def __init__(self, trial_id: str, model: int, at: float, left: Amounts, rank: float = -inf) -> None:
         self.trial_id = trial_id
         self.model = model
         self.at = at
         self.left = left
+        self.rank = rank
+        """A Trial with a lower rank need not respect it: it comes first."""
 
     def allows(self, model: int, need: Amounts, end: float) -> bool:
         """Whether a Trial that ends by ``end`` delays nothing: gone by then, or small enough beside it."""

@@ -113,6 +113,10 @@ class Queue:
         """The class of a waiting Trial; raises `KeyError` if it is not here."""
         return self._where[trial_id][0]
 
+    def rank_of(self, trial_id: str) -> float:
+        """See `rank`; raises `KeyError` for a Trial that is not here."""
+        return self._where[trial_id][1]
+
     @property
     def heads(self) -> Sequence[tuple[float, str, Line]]:
         """The first Trial of every class, ``(rank, trial id, line)``, in their order."""

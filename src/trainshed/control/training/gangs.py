@@ -24,6 +24,7 @@ from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Node
 from trainshed.policy.cluster import Held
 from trainshed.policy.effective import ServerPolicy
+from trainshed.policy.gangs.snapshot import Kept
 from trainshed.store import gangs, settings
 from trainshed.store.database import Connection, Database
 
@@ -141,6 +142,14 @@ class Gangs:
     def holds(self) -> Sequence[Held]:
         """What gangs with a plan hold on this machine although nothing of them runs there yet."""
         return self._placer.holds()
+
+    def reserved(self) -> Sequence[Kept]:
+        """What the first gangs in line wait for on this machine."""
+        return self._placer.reserved()
+
+    def keep(self, kept: Sequence[Kept]) -> bool:
+        """Take in what Runner Trials reserve; whether gangs must look again for it."""
+        return self._placer.keep(kept)
 
     def known_units(self, connection: Connection) -> list[str]:
         """Members that engines may still hold."""

@@ -49,8 +49,6 @@ class Yard:
     site: Site
     cluster: GangCluster
     queue: GangQueue = field(default_factory=GangQueue)
-    kept: tuple[Kept, ...] = ()
-    """What Runner Trials reserve on the same nodes."""
     decision: GangDecision | None = None
     looked_at: int = -1
     """The version of the cluster that the decision is about."""
@@ -89,6 +87,8 @@ class GangPlacer:
         self._allocations: dict[str, tuple[Gang, float]] = {}
         self._others: dict[str, tuple[Allocation, float | None]] = {}
         self.cordons: tuple[Cordon, ...] = ()
+        self._kept: tuple[Kept, ...] = ()
+        """What Runner Trials reserve on this machine's nodes."""
 
     def reload(self) -> None:
         """Forget everything; the next `sync` reads all of it."""
@@ -124,6 +124,8 @@ class GangPlacer:
         """Whether the database knows other queued tasks than this queue: their number, or each of them."""
         if self._newest_event is None:
             return False
+        for trial_id in self._follow_tasks(connection):
+            self._queue(trial_id)
         if thoroughly:
             return gangs.waiting_ids(connection) != self.tasks.keys()
         return gangs.count_waiting(connection) != len(self.tasks)
@@ -255,9 +257,9 @@ class GangPlacer:
         A reservation whose time moves only because the clock does is no news.
         """
         yard = self.yards.get(self._sites.home.key)
-        if yard is None or _fixed(yard.kept) == _fixed(kept):
+        if yard is None or _fixed(self._kept) == _fixed(kept):
             return False
-        yard.kept, yard.stale = tuple(kept), True
+        self._kept, yard.stale = tuple(kept), True
         return len(yard.queue) > 0
 
     def holds(self) -> Sequence[Held]:
@@ -311,9 +313,8 @@ class GangPlacer:
 
     def _pass(self, yard: Yard) -> tuple[list[Gang], bool]:
         now = self._clock()
-        decision = decide(
-            yard.cluster, yard.queue, self._quotas, now=now, rules=self._rules(), kept=yard.kept
-        )
+        kept = self._kept if yard.site is self._sites.home else ()
+        decision = decide(yard.cluster, yard.queue, self._quotas, now=now, rules=self._rules(), kept=kept)
         yard.decision, yard.stale, yard.looked_at = decision, False, yard.cluster.version
         decided = Decided(decision.admissions, decision.evictions, self._changed_plans(yard, decision))
         if not decided:
