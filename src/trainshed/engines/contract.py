@@ -25,8 +25,10 @@ call again, so every method below is idempotent. The numbered rules are what the
 14. The members of a gang come in one ``launch_many``. User code of none of them starts before all have
     reported (C27), and none starts at all if one does not within ``Gang.start_seconds``.
 15. When one member of a gang ends with anything but exit code zero, or is lost, the others are ended
-    within 60 s, without the server's help (c8); they say ``EndedBy.GANG``.
+    within 60 s, without the server's help (c8); they say ``EndedBy.GANG``. Those that are being stopped or
+    that save after a notice are left to that, and others wait up to 30 s for a stop or notice of their own.
 16. ``notify`` begins the exit notice (C36) once; the program's end, its answer or the deadline ends it.
+    Whatever its exit code then is, it says ``EndedBy.STOP``.
 17. ``reports`` and ``samples`` are kept as durably as the log, in their order, until ``forget``.
 18. ``meet`` is decided once for a gang: the same hosts and port are answered for ever, and no two gangs
     that are not released share a port on an address.
@@ -217,7 +219,7 @@ class Report:
     at: float
     """Unix seconds."""
     code: str
-    """``READY``, ``PRECHECK_PASSED``, ``EXIT_NOTICE_HEARD``, ``METRICS_PORT_TAKEN`` ..."""
+    """``READY``, ``PRECHECK_PASSED``, ``EXIT_NOTICE_HEARD``, ``METRICS_PORT_TAKEN`` ... (docs/engines.md)."""
     message: str
     level: str = "info"
     """``info``, ``warning`` or ``error``."""
@@ -240,6 +242,7 @@ class Launch:
     """Everything needed to start one replica of an attempt. Frozen before any side effect."""
 
     attempt_id: str
+    """Of a member of a gang always ``GANG.RANK``."""
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """The program's own variables; the engine adds PATH, HOME and the GPU variables."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from trainshed.engines.contract import EndedBy, Exit, Observation, Phase, Report, Sample
+from trainshed.engines.contract import EndedBy, Exit, Gang, Observation, Phase, Report, Sample
 from trainshed.engines.fake.scripts import Attempt, World
 
 STOPPED = "It was stopped before it started."
@@ -37,10 +37,10 @@ class Opening:
     """Why user code never starts."""
 
 
-def members(world: World, gang_id: str) -> list[Attempt]:
+def members(world: World, gang: Gang) -> list[Attempt]:
     """The launched members of a gang, by rank."""
-    found = [each for each in world.attempts.values() if each.launch.gang and each.launch.gang.id == gang_id]
-    return sorted(found, key=_rank)
+    found = (world.attempts.get(f"{gang.id}.{rank}") for rank in range(gang.size))
+    return [each for each in found if each is not None]
 
 
 def _rank(attempt: Attempt) -> int:
@@ -49,7 +49,7 @@ def _rank(attempt: Attempt) -> int:
 
 def _together(world: World, attempt: Attempt) -> list[Attempt]:
     gang = attempt.launch.gang
-    return members(world, gang.id) if gang else [attempt]
+    return members(world, gang) if gang else [attempt]
 
 
 def _ready_at(attempt: Attempt) -> float:

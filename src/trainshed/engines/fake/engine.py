@@ -366,7 +366,7 @@ class FakeEngine:
         """Free what a gang met at when its last member is released."""
         gang = attempt.launch.gang
         if gang is not None:
-            members = course.members(self.world, gang.id)
+            members = course.members(self.world, gang)
             if len(members) == gang.size and all(each.released for each in members):
                 self.world.left.add(gang.id)
 
