@@ -47,6 +47,9 @@ class ResourceType(StrEnum):
     SPOT = "spot"
     IDLE = "idle"
 
+    # That of Enum is written in Python; quotas are looked up by it in every pass.
+    __hash__ = str.__hash__
+
 
 GUARANTEE_DEFAULTS: Mapping[ResourceType, bool | None] = MappingProxyType(
     {

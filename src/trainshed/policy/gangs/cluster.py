@@ -6,22 +6,43 @@ Both ways give the same state. A pass works on copies, so deciding changes nothi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import inf
 
 from trainshed.model.resources import Amounts
 from trainshed.model.training.spec import ResourceType
 from trainshed.policy.cluster import Held
 from trainshed.policy.gangs.room import Layout, Room, mask_of
-from trainshed.policy.gangs.snapshot import Choice, GangClass, Group, PlaceNode, Running, Shape
+from trainshed.policy.gangs.snapshot import (
+    Choice,
+    GangClass,
+    Group,
+    LineKey,
+    PlaceNode,
+    Running,
+    Shape,
+)
 
-LineKey = tuple[str, ResourceType, str, str]
-"""Project, resource type, pool, spec: what a quota counts (C23)."""
+__all__ = ["GangCluster", "LineKey", "Step", "add_usage", "likely_end", "line_key", "lines_used", "walk"]
+
 Step = tuple[float, int]
 """From then on so many replicas of a shape fit on a node."""
 
 
 def line_key(key: GangClass, spec: str) -> LineKey:
     return (key.project, key.resource_type, key.pool, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a class on these nodes; each has one entry for a choice."""
+
+    impossible: tuple[tuple[Group, int] | None, ...]
+    """The first group that would not fit on empty nodes, and how much of it would."""
+    looks: tuple[tuple[int, str, frozenset[str]], ...]
+    """Equal for choices that fit or fail together."""
+    kinds: tuple[tuple[int, ...], ...]
+    """The kinds on which the largest replicas can run."""
 
 
 class GangCluster:
@@ -143,17 +164,34 @@ class GangCluster:
         """Replicas of a shape that the open nodes of a kind could serve if they were empty."""
         known = self._ever.get((kind, shape))
         if known is None:
-            nodes = (n for n in self.layout.kind_nodes[kind] if self.layout.names[n] in self.open)
-            known = sum(self.layout.node_ever(n, kind, shape) for n in nodes)
+            known = sum(self.layout.node_ever(n, kind, shape) for n in self.open_nodes(kind))
             self._ever[kind, shape] = known
         return known
 
-    def most_of(self, key: GangClass, choice: Choice) -> tuple[Group, int] | None:
+    def facts(self, key: GangClass) -> Facts:
+        """What stays so for a class while no node comes, goes, opens or closes."""
+        known = self._facts.get(key)
+        if known is None:
+            layout = self.layout
+            known = self._facts[key] = Facts(
+                tuple(self._search_impossible(key, choice) for choice in key.choices),
+                tuple((layout.looks_of(choice), key.pool, key.excluded) for choice in key.choices),
+                tuple(layout.meaning(key.pool, choice.groups[0].gpu_model) for choice in key.choices),
+            )
+        return known
+
+    def most_of(self, key: GangClass, number: int) -> tuple[Group, int] | None:
         """The first group that the open nodes could not serve even if empty, and how much of it fits."""
-        place = (key.pool, choice, key.excluded)
-        if place not in self._impossible:
-            self._impossible[place] = self._search_impossible(key, choice)
-        return self._impossible[place]
+        return self.facts(key).impossible[number]
+
+    def open_nodes(self, kind: int) -> list[int]:
+        """The nodes of a kind on which something may start."""
+        known = self._open_nodes.get(kind)
+        if known is None:
+            names = self.layout.names
+            known = [n for n in self.layout.kind_nodes[kind] if names[n] in self.open]
+            self._open_nodes[kind] = known
+        return known
 
     def _search_impossible(self, key: GangClass, choice: Choice) -> tuple[Group, int] | None:
         layout = self.layout
@@ -244,7 +282,8 @@ class GangCluster:
 
     def _forget_shapes(self) -> None:
         self._ever: dict[tuple[int, Shape], int] = {}
-        self._impossible: dict[tuple[str, Choice, frozenset[str]], tuple[Group, int] | None] = {}
+        self._facts: dict[GangClass, Facts] = {}
+        self._open_nodes: dict[int, list[int]] = {}
 
     def _touch(self, running: Running) -> None:
         for number in self._numbers(running):

@@ -144,7 +144,8 @@ class _Decider:
         if admission is not None:
             state.start(waiting, admission)
             return None
-        if reason.code in _FULL or reason.code is GangWait.WAITING_FOR_QUOTA:
+        may = reason.code in _FULL or reason.code is GangWait.WAITING_FOR_QUOTA
+        if may and self.plans.possible(key):
             for number in self._allowed(waiting):
                 if self.plans.make(waiting, number):
                     return None

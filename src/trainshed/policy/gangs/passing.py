@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from math import inf
 
 from trainshed.model.resources import Amounts
+from trainshed.model.training.spec import ResourceType
 from trainshed.policy.gangs.cluster import GangCluster, Step, line_key, walk
 from trainshed.policy.gangs.preemption import Candidates
 from trainshed.policy.gangs.quota import CohortKey, Ledger, Promise, QuotaTable
@@ -59,6 +60,7 @@ class Pass:
         """Node -> id -> until when its place will really be taken: what victims leave is held."""
         self.next_at: float | None = None
         self._promises: dict[tuple[str, ...], Promise] = {}
+        self._pots_promised = False
         self._reserved_kinds: set[int] = set()
         self._failed: dict[tuple[object, ...], tuple[float, float, GangReason]] = {}
         self._candidates: dict[str, Candidates] = {}
@@ -92,41 +94,49 @@ class Pass:
     ) -> tuple[tuple[Part, ...], tuple[SourceUnits, ...]] | GangReason:
         """Take room for one choice of a task, and say out of whose units; or why it may not start."""
         key = waiting.key
-        choice = key.choices[number]
-        reason = self.impossible(key, choice)
-        if reason is not None:
-            return reason
-        sources = self.sources(key, choice)
-        if isinstance(sources, GangReason):
-            return sources
+        facts = self.cluster.facts(key)
+        if facts.impossible[number] is not None:
+            return self.impossible(key, number)
+        reason = self._no_units(key, number)
         end = self.end_of(key)
-        reason = self._promised(waiting, choice, end)
+        if reason is None and self._promises:
+            reason = self._promised(waiting, number, end)
         if reason is not None:
             return reason
-        same = (key.pool, choice.groups, key.excluded)
-        known = self._failed.get(same)
+        known = self._failed.get(facts.looks[number])
         if known is not None and known[0] <= end and known[1] <= waiting.queued_at:
             return known[2]
+        choice = key.choices[number]
         bounds = self.bounds(waiting) if self.spares or key.excluded else None
         placed = self.room.place(key.pool, choice, bounds)
         if placed is None:
             reason = self._shortage(key, choice, bounds)
-            self._failed[same] = (end, waiting.queued_at, reason)
+            self._failed[facts.looks[number]] = (end, waiting.queued_at, reason)
             return reason
+        sources = self.sources(key, choice)
+        if isinstance(sources, GangReason):
+            self.room.undo(choice, placed)
+            return sources
         return parts_of(self.layout, choice, placed), sources
 
-    def impossible(self, key: GangClass, choice: Choice) -> GangReason | None:
-        """Why no node or not enough nodes could ever serve a choice."""
-        found = self.cluster.most_of(key, choice)
-        if found is None:
+    def _no_units(self, key: GangClass, number: int) -> GangReason | None:
+        """Why the quotas do not let a choice start; fast where they do."""
+        special = key.idle_supplement or key.resource_type is ResourceType.IDLE
+        if self.future is self.real and not special and self.real.has(key, number):
             return None
-        group, ever = found
-        spec = _spec(choice, group)
+        found = self.sources(key, key.choices[number])
+        return found if isinstance(found, GangReason) else None
+
+    def impossible(self, key: GangClass, number: int) -> GangReason:
+        """That no node or not enough nodes could ever serve a choice."""
+        found = self.cluster.most_of(key, number)
+        group, ever = (key.choices[number].groups[0], 0) if found is None else found
+        spec = _spec(key.choices[number], group)
         return GangReason(GangWait.NO_MATCHING_SPEC, spec, group.count, largest=ever, pool=key.pool)
 
     def sources(self, key: GangClass, choice: Choice) -> tuple[SourceUnits, ...] | GangReason:
         """Out of whose units a choice would run, now and beside what is planned."""
-        capacity = self.capacity(key.pool, choice)
+        capacity = self.capacity(key, choice)
         found = self.real.check(key, choice, capacity)
         if self.future is not self.real and not isinstance(found, GangReason):
             later = self.future.check(key, choice, capacity)
@@ -134,8 +144,11 @@ class Pass:
                 return later
         return found
 
-    def capacity(self, pool: str, choice: Choice) -> dict[str, int]:
-        """Units of each spec of a choice that the whole pool could run at once."""
+    def capacity(self, key: GangClass, choice: Choice) -> dict[str, int]:
+        """Units of each spec that the whole pool could run at once; only idle tasks are held to them."""
+        if key.resource_type is not ResourceType.IDLE and not key.idle_supplement:
+            return {}
+        pool = key.pool
         known = self._capacities.get((pool, choice))
         if known is None:
             known = {}
@@ -155,10 +168,10 @@ class Pass:
         self.charge(key, admission.sources)
         for part in admission.parts:
             self.occupy(part, admission.id, end)
-        for line in self._lines(key, key.choices[admission.choice]):
-            promise = self._promises.get(line[0])
+        for line, units in key.lines[admission.choice]:
+            promise = self._promises.get(line)
             if promise is not None:
-                promise.take(line[1], end)
+                promise.take(units, end)
         self.admissions.append(admission)
 
     def occupy(self, part: Part, id_: str, end: float) -> None:
@@ -209,22 +222,18 @@ class Pass:
         if row.cohort is not None and self.real.own_left(line) < units:
             # What it lacks is lent to others: nobody borrows more of it meanwhile.
             self._promises.setdefault((row.cohort, *line[1:], ""), Promise(waiting.id, promise.at, 0))
+            self._pots_promised = True
         return _until(reason, at)
 
-    def _lines(self, key: GangClass, choice: Choice) -> Iterable[tuple[tuple[str, ...], int]]:
-        return ((line_key(key, spec), units) for spec, units in choice.units)
-
-    def _promised(self, waiting: Waiting, choice: Choice, end: float) -> GangReason | None:
+    def _promised(self, waiting: Waiting, number: int, end: float) -> GangReason | None:
         """Whether the task would take what is promised to one that comes first."""
-        if not self._promises:
-            return None
         key = waiting.key
-        for spec, units in choice.units:
-            line = line_key(key, spec)
+        for line, units in key.lines[number]:
+            spec = line[3]
             promise = self._promises.get(line)
             if promise is not None and promise.id != waiting.id and not promise.allows(units, end):
                 return self._behind(key, promise.id, promise.at, spec, units)
-            row = self.real.table.row(line)
+            row = self.real.table.row(line) if self._pots_promised else None
             if row is not None and row.cohort is not None:
                 pot: CohortKey = (row.cohort, *line[1:])
                 promise = self._promises.get((*pot, ""))
@@ -296,18 +305,15 @@ class Pass:
     def reserve(self, waiting: Waiting, reason: GangReason, allowed: Iterable[int]) -> GangReason:
         """Keep nodes for the first task of its GPUs that must wait for room."""
         key = waiting.key
-        kinds = {
-            kind
-            for number in allowed
-            for group in key.choices[number].groups[:1]
-            for kind in self.layout.meaning(key.pool, group.gpu_model)
-        }
-        if kinds & self._reserved_kinds or len(self.reservations) >= self.rules.max_reservations:
+        if len(self.reservations) >= self.rules.max_reservations:
+            return reason
+        kinds = self._reservable(key, allowed)
+        if not kinds:
             return reason
         best = None
         for number in allowed:
             choice = key.choices[number]
-            if self.impossible(key, choice) or isinstance(self.sources(key, choice), GangReason):
+            if self.cluster.most_of(key, number) or isinstance(self.sources(key, choice), GangReason):
                 continue
             found = self.earliest(waiting, choice)
             if found is not None and (best is None or found[0] < best[0]):
@@ -331,13 +337,23 @@ class Pass:
         )
         parts = tuple((names[node], count) for node, (count, _, _) in sorted(nodes.items()))
         self.reservations.append(GangReservation(waiting.id, key, number, parts, at if whole else inf, kept))
-        for spec, units in key.choices[number].units:
-            line = line_key(key, spec)
-            row = self.real.table.row(line)
-            if row is not None and line not in self._promises:
-                spare_units = self.real.left(line, guarantee=key.guarantee) - units
-                self._promises[line] = Promise(waiting.id, at, max(0, spare_units))
+        self._promise_units(waiting, number, at)
         return _until(reason, at if whole else inf)
+
+    def _promise_units(self, waiting: Waiting, number: int, at: float) -> None:
+        """Keep the units of a task that has a reservation."""
+        for line, units in waiting.key.lines[number]:
+            if line not in self._promises and self.real.table.row(line) is not None:
+                spare = self.real.left(line, guarantee=waiting.key.guarantee) - units
+                self._promises[line] = Promise(waiting.id, at, max(0, spare))
+
+    def _reservable(self, key: GangClass, allowed: Iterable[int]) -> set[int]:
+        """The kinds that a task could wait for, unless another one waits for one of them already."""
+        of = self.cluster.facts(key).kinds
+        reserved = self._reserved_kinds
+        if reserved and any(kind in reserved for number in allowed for kind in of[number]):
+            return set()
+        return {kind for number in allowed for kind in of[number]}
 
     def earliest(
         self, waiting: Waiting, choice: Choice
@@ -350,10 +366,15 @@ class Pass:
             steps=self._steps,
             left=self.left,
             bounds=bounds,
-            open_nodes=lambda node: self.layout.names[node] in self.cluster.open,
+            open_nodes=self.cluster.open_nodes,
+            held=self._held,
             now=self.now,
         )
         return search.find(waiting.key.pool, choice)
+
+    def _held(self, node: int, kind: int) -> int:
+        every = self.layout.all_gpus[kind][node]
+        return (every & ~self.room.masks[node]).bit_count()
 
     def _steps(self, node: int, kind: int, shape: Shape) -> list[Step]:
         if node not in self.started and node not in self.delayed:

@@ -15,8 +15,8 @@ from trainshed.policy.gangs.quota import supplements
 from trainshed.policy.gangs.room import gpus_of, mask_of
 from trainshed.policy.gangs.snapshot import (
     Admission,
-    Choice,
     Eviction,
+    GangClass,
     GangReason,
     GangWait,
     Part,
@@ -57,7 +57,7 @@ class Plans:
         """Start on the plan if its quota and every part are there; else forget the plan."""
         key, state = waiting.key, self.state
         choice = key.choices[plan.choice]
-        sources = state.real.check(key, choice, state.capacity(key.pool, choice))
+        sources = state.real.check(key, choice, state.capacity(key, choice))
         self.let_go(waiting.id)
         if isinstance(sources, GangReason) or not self._all_free(plan):
             self._forget(waiting.id)
@@ -86,29 +86,26 @@ class Plans:
             for node, (mask, a) in need.items()
         )
 
+    def possible(self, key: GangClass) -> bool:
+        """Whether anybody could make room for a class at all."""
+        pool = self.state.candidates(key.pool)
+        if pool.next_at is not None:
+            self.state.look_again(pool.next_at)
+        return bool(self.state.cluster.evicting) or pool.has_below(key)
+
     def make(self, waiting: Waiting, number: int) -> bool:
         """Plan a start on what gangs of lower rank leave, if that works node by node."""
         key, state = waiting.key, self.state
         choice = key.choices[number]
-        since, version, ripe = self.queue.simulated.get(key, {}).get(number, _NOT_YET)
-        if version == state.cluster.version and (ripe is None or state.now < ripe):
-            if ripe is not None:
-                state.look_again(ripe)
-            return False
-        if (
-            not choice.groups
-            or state.impossible(key, choice) is not None
-            or not self._may_evict(waiting, choice)
-        ):
-            return False
-        reclaims = all(state.future.own_left(line_key(key, spec)) >= units for spec, units in choice.units)
         pool = state.candidates(key.pool)
+        since, version, ripe = self.queue.simulated.get(key, {}).get(number, _NOT_YET)
+        same = version == state.cluster.version and (ripe is None or state.now < ripe)
+        if same or not self._may_evict(waiting, number):
+            return False
+        reclaims = all(state.future.own_left(line) >= units for line, units in key.lines[number])
         claimed = {victim for _, plan in self.active.values() for victim in plan.victims}
-        candidates = [
-            one for one in pool.below(key, state.future, reclaims=reclaims) if one.id not in claimed
-        ]
-        if pool.next_at is not None:
-            state.look_again(pool.next_at)
+        below = pool.below(key, state.future, reclaims=reclaims)
+        candidates = [one for one in below if one.id not in claimed]
         going = list(on_the_way_out(state.cluster.evicting.values(), claimed, state.now))
         if not candidates and not going:
             return False
@@ -123,7 +120,7 @@ class Plans:
             key=key,
             choice=choice,
             bounds=state.bounds(waiting),
-            capacity=state.capacity(key.pool, choice),
+            capacity=state.capacity(key, choice),
             now=state.now,
         )
         found = simulation.search(candidates, going)
@@ -165,13 +162,13 @@ class Plans:
         ]
         self._activate(waiting, Plan(number, parts, ids, state.now, until))
 
-    def _may_evict(self, waiting: Waiting, choice: Choice) -> bool:
+    def _may_evict(self, waiting: Waiting, number: int) -> bool:
         key = waiting.key
-        if waiting.id in self.active:
+        if waiting.id in self.active or self.state.cluster.most_of(key, number) is not None:
             return False
         # What runs as idle evicts nobody, so a gang that would be supplemented waits for free units.
         return not supplements(key) or all(
-            self.state.future.own_left(line_key(key, spec)) >= units for spec, units in choice.units
+            self.state.future.own_left(line) >= units for line, units in key.lines[number]
         )
 
     def _holds(self, waiting: Waiting, plan: Plan) -> bool:
@@ -264,8 +261,8 @@ class Plans:
         self._charge_victims(plan, 1)
 
     def _charge_own(self, waiting: Waiting, plan: Plan, sign: int) -> None:
-        for spec, units in waiting.key.choices[plan.choice].units:
-            self.state.future.add(line_key(waiting.key, spec), sign * units)
+        for line, units in waiting.key.lines[plan.choice]:
+            self.state.future.add(line, sign * units)
 
     def reasons(self) -> Iterator[tuple[str, GangReason]]:
         """Why the tasks with plans wait: for one reason, as long as their victims take."""

@@ -64,6 +64,19 @@ class Candidates:
             else:
                 self._tiers[of].append(one)
 
+    def has_below(self, key: GangClass) -> bool:
+        """Whether there can be victims at all."""
+        tiers = self._tiers
+        match key.resource_type:
+            case _R.IDLE:
+                return False
+            case _R.SPOT:
+                return bool(tiers[0])
+            case _R.ONDEMAND:
+                return bool(tiers[0] or tiers[1] or tiers[2])
+            case _:
+                return bool(tiers[0] or tiers[1] or self._reserved)
+
     def below(self, key: GangClass, ledger: Ledger, *, reclaims: bool) -> list[Running]:
         """The possible victims of a task of this class; ``reclaims`` if it stays within its own units."""
         if key.resource_type is _R.IDLE:

@@ -14,8 +14,8 @@ from math import inf
 
 from trainshed.model.training.catalog import ANY, Quota
 from trainshed.model.training.spec import ResourceType
-from trainshed.policy.gangs.cluster import LineKey, line_key
-from trainshed.policy.gangs.snapshot import Choice, GangClass, GangReason, GangWait, SourceUnits
+from trainshed.policy.gangs.cluster import line_key
+from trainshed.policy.gangs.snapshot import Choice, GangClass, GangReason, GangWait, LineKey, SourceUnits
 
 CohortKey = tuple[str, ResourceType, str, str]
 """Cohort, resource type, pool, spec."""
@@ -110,13 +110,14 @@ class Promise:
 class Ledger:
     """Units in use at one instant of a pass."""
 
-    __slots__ = ("_pots", "lent", "table", "used")
+    __slots__ = ("_left", "_pots", "lent", "table", "used")
 
     def __init__(self, table: QuotaTable, used: dict[LineKey, int], lent: dict[tuple[str, str], int]) -> None:
         self.table = table
         self.used = used
         self.lent = lent
         self._pots: dict[CohortKey, int] = {}
+        self._left: dict[tuple[LineKey, bool], int] = {}
 
     def copy(self) -> Ledger:
         other = Ledger(self.table, self.used.copy(), self.lent.copy())
@@ -127,6 +128,7 @@ class Ledger:
         """Count ``units`` more, or less if negative."""
         before = self.used.get(line, 0)
         self.used[line] = before + units
+        self._left.clear()
         row = self.table.row(line)
         if row is not None and row.cohort is not None:
             cohort = (row.cohort, *line[1:])
@@ -164,6 +166,12 @@ class Ledger:
 
     def left(self, line: LineKey, *, guarantee: bool) -> int:
         """Units that a project may take now."""
+        known = self._left.get((line, guarantee))
+        if known is None:
+            known = self._left[line, guarantee] = self._find_left(line, guarantee=guarantee)
+        return known
+
+    def _find_left(self, line: LineKey, *, guarantee: bool) -> int:
         row = self.table.row(line)
         if row is None:
             return 0
@@ -180,6 +188,15 @@ class Ledger:
         if row.borrowing_limit is not None:
             left = min(left, row.units + row.borrowing_limit - used)
         return left
+
+    def has(self, key: GangClass, number: int) -> bool:
+        """Whether the quotas have enough for a choice; the fast half of `check`, for tasks without idle."""
+        left = self._left
+        for line, units in key.lines[number]:
+            known = left.get((line, key.guarantee))
+            if units > (self.left(line, guarantee=key.guarantee) if known is None else known):
+                return False
+        return True
 
     def check(
         self, key: GangClass, choice: Choice, capacity: dict[str, int]

@@ -77,7 +77,8 @@ class Earliest:
         steps: Callable[[int, int, Shape], list[Step]],
         left: Callable[[int, int, float], Amounts],
         bounds: Bounds,
-        open_nodes: Callable[[int], bool],
+        open_nodes: Callable[[int], Sequence[int]],
+        held: Callable[[int, int], int],
         now: float,
     ) -> None:
         """``steps`` and ``left`` know what becomes free on a node, from when on, and what is free then."""
@@ -85,7 +86,8 @@ class Earliest:
         self.steps = steps
         self.left = left
         self.bounds = bounds
-        self.open = open_nodes
+        self.open_nodes = open_nodes
+        self.held = held
         self.now = now
 
     def find(self, pool: str, choice: Choice) -> tuple[float, dict[int, tuple[int, int, Amounts]]] | None:
@@ -115,16 +117,19 @@ class Earliest:
     ) -> tuple[float, int, dict[int, int]] | None:
         shape, count = group.shape, group.count
         gains: list[tuple[float, int, int, int]] = []
-        for node in self.layout.kind_nodes[kind]:
-            if not self.open(node):
-                continue
+        now, bounds = self.now, self.bounds
+        bounded = bool(bounds.spares) or bool(bounds.excluded)
+        for node in self.open_nodes(kind):
             before = 0
-            for at, fit in self._node_steps(node, kind, shape, nodes):
-                most = self.bounds.most(node, kind, shape, fit) if fit else 0
+            steps = (
+                self.steps(node, kind, shape) if node not in nodes else self._beside(node, kind, shape, nodes)
+            )
+            for at, fit in steps:
+                most = bounds.most(node, kind, shape, fit) if bounded and fit else fit
                 if most > before:
                     # Among those that nobody can say anything about, nodes with least on them drain first.
-                    still = self._held(node, kind) if at == inf else 0
-                    gains.append((max(at, self.now), still, before - most, node))
+                    still = self.held(node, kind) if at == inf else 0
+                    gains.append((max(now, at), still, before - most, node))
                     before = most
         gains.sort()
         chosen: dict[int, int] = {}
@@ -145,19 +150,14 @@ class Earliest:
                 del chosen[node]
         return at, kind, chosen
 
-    def _node_steps(
+    def _beside(
         self, node: int, kind: int, shape: Shape, nodes: Mapping[int, tuple[int, int, Amounts]]
     ) -> list[Step]:
-        if node not in nodes:
-            return self.steps(node, kind, shape)
+        """What fits beside the replicas that are to go to a node already."""
         left = self.left(node, nodes[node][1], inf) - nodes[node][2]
         gpus = left.gpus if kind == nodes[node][1] else 1 << 20
-        return [
-            (self.now, capacity(shape, gpus, left.cpus, left.memory_mb, left.storage_mb, left.shm_mb)),
-        ]
-
-    def _held(self, node: int, kind: int) -> int:
-        return self.layout.all_gpus[kind][node].bit_count() - self.left(node, kind, self.now).gpus
+        fit = capacity(shape, gpus, left.cpus, left.memory_mb, left.storage_mb, left.shm_mb)
+        return [(self.now, fit)]
 
 
 def spare_of(kept: Kept, layout: Layout) -> tuple[int, Spare] | None:

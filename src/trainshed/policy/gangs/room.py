@@ -61,6 +61,8 @@ class Layout:
             pool: len({self.racks[n] for n in numbers}) > 1 for pool, numbers in self.pool_nodes.items()
         }
         self._meanings: dict[tuple[str, str | None], tuple[int, ...]] = {}
+        self._looks: dict[Choice, int] = {}
+        self._numbers: dict[tuple[Group, ...], int] = {}
 
     def _kind(self, pool: str, model: str | None) -> int:
         found = self._kinds.get((pool, model))
@@ -80,6 +82,14 @@ class Layout:
                 (None,) if gpu_type is None else matching_models(gpu_type, [m for m in here if m])
             )
             known = self._meanings[pool, gpu_type] = tuple(here[name] for name in names if name in here)
+        return known
+
+    def looks_of(self, choice: Choice) -> int:
+        """A number that is equal for choices that look the same to nodes."""
+        known = self._looks.get(choice)
+        if known is None:
+            known = self._numbers.setdefault(choice.groups, len(self._numbers))
+            self._looks[choice] = known
         return known
 
     def node_ever(self, node: int, kind: int, shape: Shape) -> int:

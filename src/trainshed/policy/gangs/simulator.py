@@ -208,9 +208,9 @@ class SimulatedSite:
     def _startable(self, key: GangClass) -> bool:
         ledger = Ledger(self.table, {}, {})
         return any(
-            self.cluster.most_of(key, choice) is None
+            self.cluster.most_of(key, number) is None
             and not isinstance(ledger.check(key, choice, {}), GangReason)
-            for choice in key.choices
+            for number, choice in enumerate(key.choices)
         )
 
     def _give_up_hopeless(self) -> None:

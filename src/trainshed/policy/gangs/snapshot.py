@@ -70,6 +70,8 @@ class ReplicaNeed:
     """False for platform overhead, which counts against no quota (C19)."""
 
 
+LineKey = tuple[str, ResourceType, str, str]
+"""Project, resource type, pool, spec: what a quota counts (C23)."""
 Shape = tuple[int, int, int, int, int]
 """GPUs, CPU cores, memory, storage, shared memory of one replica, for arithmetic in inner loops."""
 
@@ -151,6 +153,14 @@ class GangClass:
     """Nodes that must not be used (C34)."""
     held: GangWait | None = None
     """`MISCONFIGURED`, `HELD` or `AWAITING_APPROVAL`: waits until it is queued again without this."""
+
+    @cached_property
+    def lines(self) -> tuple[tuple[tuple[LineKey, int], ...], ...]:
+        """For each choice the quotas that count it, and units."""
+        place = (self.project, self.resource_type, self.pool)
+        return tuple(
+            tuple(((*place, spec), units) for spec, units in choice.units) for choice in self.choices
+        )
 
     @cached_property
     def _hash(self) -> int:
