@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.deployment import FakeDeployment, fleet
+from support.deployment import FakeDeployment, Inline, fleet
+from trainshed.control.controller import Controller
 from trainshed.control.training.gangs import Training
-from trainshed.control.training.operations import TaskOperations
+from trainshed.control.training.operations import Change, TaskOperations
 from trainshed.engines.contract import Observation
 from trainshed.engines.fake import Script
 from trainshed.model.resources import Node
@@ -229,6 +230,23 @@ class GangDeployment(FakeDeployment):
 
     def resubmit(self, job_id: str) -> None:
         self.operations.resubmit(self.viewer(), job_id, at=self.now(), actor="human:ann")
+
+    def set_priority(self, job_id: str, priority: int) -> None:
+        change = Change(priority=(str(priority), priority))
+        self.operations.change(self.viewer(), job_id, change, at=self.now(), actor="human:ann")
+
+    def boot_quietly(self) -> None:
+        """Another controller on the same rows, which has not looked yet; the first one lives on."""
+        self.controller = Controller(
+            self.database,
+            self.engine,
+            self.blobs,
+            self.policy,
+            self.now,
+            self.ids,
+            content=self.content(),
+            **{"executor": lambda _: Inline(), **self.options},
+        )
 
     def viewer(self, project: str = "default") -> Viewer:
         return Viewer(project, "ann", everything=True)
