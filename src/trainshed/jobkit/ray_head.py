@@ -45,6 +45,8 @@ class Head:
         self._ended: int | None = None
         self._over = threading.Event()
         """The submitter said that the driver ended, or is gone."""
+        self._let_go = threading.Event()
+        """It wants nothing of the cluster any more."""
         self._stopped = threading.Event()
         self._gcs = ""
         self._job: str | None = None
@@ -133,10 +135,13 @@ class Head:
                 self._job = message.get("job")
                 said = f"The driver ended with code {self._ended}"
                 reporting.report("DRIVER_ENDED", said, data={"exit_code": self._ended})
+                self._over.set()
+                line.receive()  # it waits, too: this is when it was stopped, or is gone
         except ray_wire.Gone:
             pass
         finally:
             self._over.set()
+            self._let_go.set()
 
     def _let_workers_in(self, node: Node) -> bool:
         """Give each worker its turn; whether all are alive in time."""
@@ -216,7 +221,7 @@ class Head:
         until = time.time() + seconds
         data = {"until": until, "exit_code": self._ended, "url": dashboard}
         reporting.report("RETAINING", f"The cluster is kept for {seconds:g} s", data=data)
-        pause_until(time.monotonic() + seconds, self._stopped, node.ended)
+        pause_until(time.monotonic() + seconds, self._stopped, self._let_go, node.ended)
 
     def _end(self, node: Node, *, complete: bool) -> int:
         with self._changed:

@@ -199,13 +199,18 @@ class Submitter:
         over = threading.Event()
         threading.Thread(target=_await_bye, args=(head, over), daemon=True).start()
         patience = self._config["retain_seconds"] + _CLUSTER_ENDS_SECONDS
+        told = False
         deadline = time.monotonic() + patience
         while not over.wait(0.2):
             if time.monotonic() >= deadline:
                 ray_wire.tell("the head does not end the cluster")
                 return
-            if self._stopped.is_set():
-                deadline = min(deadline, time.monotonic() + _CLUSTER_ENDS_SECONDS)
+            if self._stopped.is_set() and not told:
+                told, deadline = True, time.monotonic() + _CLUSTER_ENDS_SECONDS
+                try:
+                    head.send("end")
+                except ray_wire.Gone:
+                    return
 
 
 def _await_bye(head: Line, over: threading.Event) -> None:

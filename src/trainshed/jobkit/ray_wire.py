@@ -13,6 +13,7 @@ token; nobody without it is heard. One line is one message, a JSON object with `
 ``run``      submitter, head     run the driver beside the head: there is no job server (C7); ``listen``
 ``ended``    submitter, head     the driver ended with ``code``; ``job`` is Ray's own id of it
 ``end``      head, workers       the task is over: hand in your logs and exit 0; ``job`` as above
+``end``      submitter, head     it was stopped: the cluster is not to be kept any longer (C50)
 ``bye``      head, submitter     the cluster is gone and its logs are written
 ===========  ==================  ========================================================================
 """

@@ -173,6 +173,11 @@ class Bridge:
         with contextlib.suppress(FileExistsError):
             # Whether it had started or not: nobody replaces a host, so its gang is over.
             folder.create_durably(place, folder.STARTED, json.dumps({"lost": why}).encode())
+        # Said as well: who watches our process, which holds the lock, does not see it let go of one.
+        ended = {"rank": other, "why": f"rank {other} is lost: {why}", "at": time.time(), "patience": 0.0}
+        self._create(gang.ENDED, ended)
+        if not folder.exists(self._folder, gang.START):
+            self._create(gang.START, {"start": False, "why": f"Another member is lost: rank {other}."})
         self._let_go(other)
 
     def _create(self, name: str, content: Json) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +28,12 @@ _BOOT = "import runpy, sys; runpy.run_path(sys.argv.pop(), run_name='__main__')"
 _CONNECT_SECONDS = 60.0
 _ANSWER_SECONDS = 90.0
 _LEAVE_SECONDS = 5.0
+_LOOK_SECONDS = 5.0
 _CHUNK = 1 << 16
+
+
+class _HelperGone(EngineError):
+    """The helper ended, or does not answer."""
 
 
 class Channel:
@@ -58,8 +64,15 @@ class Channel:
     def call(self, method: str, *arguments: Any) -> Any:
         """Raises `EngineError` ``ENGINE_UNREACHABLE`` where the cluster, or Ray itself, is not to be had."""
         with self._guard:
-            if self._process is None or self._process.poll() is not None:
+            known = self._process is not None and self._process.poll() is None
+            if not known:
                 self._start()
+            try:
+                return self._ask(method, arguments, _ANSWER_SECONDS)
+            except _HelperGone:
+                if not known:
+                    raise
+            self._start()  # it died meanwhile; every request may be repeated
             return self._ask(method, arguments, _ANSWER_SECONDS)
 
     def close(self) -> None:
@@ -69,6 +82,7 @@ class Channel:
 
     def _start(self) -> None:
         self._let_go()
+        self._look_for_head()
         code = self._folder / "code.zip"
         fresh = code.with_name(f".{code.name}.{os.getpid()}")
         fresh.write_bytes(shipped_code())
@@ -89,6 +103,18 @@ class Channel:
             self._let_go()
             raise
 
+    def _look_for_head(self) -> None:
+        """Ray itself waits for a minute before it says that nobody is there. Raises `EngineError`."""
+        address = str(self._settings["address"])
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if not host or not port.isdecimal():
+            return
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_SECONDS).close()
+        except OSError as error:
+            message = f"nobody answers at the Ray cluster's address {address}: {error.strerror or error}"
+            raise EngineError("ENGINE_UNREACHABLE", message, retryable=True) from error
+
     def _ask(self, method: str, arguments: tuple[Any, ...], seconds: float) -> Any:
         process = self._process
         assert process is not None  # noqa: S101 - it was started
@@ -99,8 +125,10 @@ class Channel:
             said = json.loads(self._line(process, seconds))
         except (OSError, ValueError) as error:
             self._let_go()
-            message = f"Ray's helper does not answer ({error}); see {self._folder / 'helper.log'}"
-            raise EngineError("ENGINE_UNREACHABLE", message, retryable=True) from error
+            address = self._settings["address"]
+            log = self._folder / "helper.log"
+            message = f"the helper of the Ray cluster at {address} does not answer ({error}); see {log}"
+            raise _HelperGone("ENGINE_UNREACHABLE", message, retryable=True) from error
         if "error" in said:
             message = f"the Ray cluster at {self._settings['address']}: {said['error']}"
             raise EngineError("ENGINE_UNREACHABLE", message, retryable=True)

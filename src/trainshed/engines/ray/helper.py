@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import sys
 import time
 import zipfile
@@ -36,6 +37,13 @@ class Actor:
     """
 
     def __init__(self, code: bytes, setup: Json) -> None:
+        try:
+            self._unpack(code, setup)
+        except BaseException:
+            shutil.rmtree(setup["root"], ignore_errors=True)
+            raise
+
+    def _unpack(self, code: bytes, setup: Json) -> None:
         root = setup["root"]
         place = f"{root}/code"
         Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)

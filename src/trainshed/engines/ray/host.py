@@ -22,11 +22,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pynvml  # type: ignore[import-untyped] # nvidia-ml-py ships no types
+
 from trainshed.engines.contract import EngineError, Launch, Phase, TreeFile
 from trainshed.engines.local import LocalEngine, inventory
 from trainshed.engines.ray import wire
 from trainshed.engines.ray.bridge import EXTRA_SECONDS, Bridge, Exchange, Hub
-from trainshed.jobkit import folder, frames, tree
+from trainshed.jobkit import folder, tree
 from trainshed.jobkit.ray_wire import CLUSTER, FOLDER
 from trainshed.model.resources import Gpu
 
@@ -34,10 +36,17 @@ Json = dict[str, Any]
 _PIECE_BYTES = 1 << 20
 _WORK_BYTES = 64 << 20
 _REPORTS_AT_ONCE = 1000
-_TETHER = (
-    "import os, sys; sys.path.insert(0, sys.argv[2]); "
-    "from trainshed.engines.ray.host import tether; tether(sys.argv[1])"
-)
+_TETHER = """
+import os, sys
+while os.read(0, 4096):
+    pass
+root, paths = sys.argv[1:]
+if os.path.isdir(root):
+    sys.path[:0] = paths.split(os.pathsep)
+    from trainshed.engines.ray.host import clean
+    clean(root)
+"""
+"""Waits until the host is gone and ends what it left (P6); until then it has nothing loaded."""
 
 
 class Host:
@@ -196,19 +205,11 @@ def clean(root: str) -> Json:
     return {"confirmed": confirmed, "checks": checks, "killed": killed}
 
 
-def tether(root: str) -> None:
-    """Wait until the host is gone and end what it left (P6)."""
-    with contextlib.suppress(OSError):
-        while os.read(0, frames.INDEX_EVERY):
-            pass
-    if Path(root).is_dir():
-        clean(root)
-
-
 def _start_tether(root: str, code: str) -> subprocess.Popen[bytes]:
     # A shell in between makes it nobody's child: Ray ends the children of its workers.
     inner = 'exec 3<&0; "$@" <&3 3<&- & exit 0'
-    words = ["sh", "-c", inner, "sh", "setsid", sys.executable, "-c", _TETHER, root, code]
+    paths = os.pathsep.join([code, *sys.path, str(Path(pynvml.__file__).parent.parent)])
+    words = ["sh", "-c", inner, "sh", "setsid", sys.executable, "-c", _TETHER, root, paths]
     process = subprocess.Popen(  # noqa: S603 - our interpreter, our code
         words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

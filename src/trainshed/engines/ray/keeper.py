@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from trainshed.engines.contract import EndedBy, EngineError, Exit, Observation, Phase, Release
 from trainshed.engines.ray import units, wire
 from trainshed.engines.ray.channel import Channel
@@ -21,6 +23,7 @@ from trainshed.engines.ray.mirror import GROUP, HANDED, INTENT, LOST, RELEASED, 
 from trainshed.jobkit import folder
 
 Json = dict[str, Any]
+log = structlog.get_logger(__name__)
 _LOOK_SECONDS = 0.25
 _UNREACHABLE_SECONDS = 3.0
 _HOST_TRIES = 5
@@ -45,6 +48,7 @@ class Keeper:
         """Unit -> the request to end, or to give notice, that its host has heard."""
         self._failures: dict[str, int] = {}
         self._lost_at: dict[str, float] = {}
+        self._trouble = ""
         self._open: set[str] = {path.name for path in attempts.iterdir()}
         """Units that something may still come of."""
         self._thread = threading.Thread(target=self._run, name="ray-keeper", daemon=True)
@@ -97,9 +101,12 @@ class Keeper:
             try:
                 with self._guard:
                     self._step()
-                pause = _LOOK_SECONDS
-            except (EngineError, OSError):
+                pause, self._trouble = _LOOK_SECONDS, ""
+            except (EngineError, OSError) as error:
                 pause = _UNREACHABLE_SECONDS  # what is known stays; it is tried again
+                if self._trouble != str(error):
+                    self._trouble = str(error)
+                    log.warning("a Ray cluster is not kept in step", reason=self._trouble)
 
     def _step(self) -> None:
         self._find_new()
@@ -319,6 +326,10 @@ class Keeper:
 
     def _clear(self, unit: str, mirror: Mirror, group: units.Group) -> Json:
         """Have its node let go of all that a unit holds there; what was seen."""
+        handed = mirror.read(HANDED)
+        if handed is None:
+            self._channel.call("tell", unit, "leave", [])  # where it does not answer, its tether does it
+            return {"confirmed": True, "checks": {"host": "nothing was handed to it"}, "killed": 0}
         answer = self._channel.call("tell", unit, "release", [])
         if "new" in answer:
             outcome: Json = answer["new"]
@@ -328,9 +339,6 @@ class Keeper:
             return outcome
         if "gone" not in answer:
             return {"confirmed": False, "checks": {"host": "does not answer"}, "killed": 0}
-        handed = mirror.read(HANDED)
-        if handed is None:
-            return {"confirmed": True, "checks": {"host": "none on the cluster"}, "killed": 0}
         node = str(handed.get("node") or group.node)
         outcome = self._channel.call("clean", node, units.root(unit, self._instance))
         if "dead" in outcome:
