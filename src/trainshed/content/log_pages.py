@@ -64,6 +64,11 @@ class Output:
     """Size of the whole file by the exit record, where there is one: what differs was tampered with."""
     dropped_bytes: int = 0
     """How many bytes were not kept in all, where that is known already."""
+    replica: int | None = None
+    """Of a member of a gang: its rank."""
+    role: str | None = None
+    attempt: int | None = None
+    """The number of that member's Attempt."""
     lost: bool = False
     """Whoever read its output vanished: what was written last may be missing, nobody knows how much."""
 

@@ -22,6 +22,7 @@ from trainshed.server.routes import (
     admin,
     artifacts,
     blobs,
+    catalog,
     checkpoints,
     content_admin,
     contents,
@@ -30,18 +31,21 @@ from trainshed.server.routes import (
     jobs,
     logs,
     manifest,
+    places,
     plugins,
     project,
     publishing,
     runners,
     system,
+    task_logs,
     tasks,
     trials,
+    validate,
 )
 from trainshed.server.services import Services
 
 _METHOD_NOT_ALLOWED = 405
-_JOB_ROUTES = (jobs.routes, job_events.routes, logs.routes, manifest.routes)
+_JOB_ROUTES = (validate.routes, jobs.routes, job_events.routes, logs.routes, manifest.routes)
 # Before the Jobs' own: no Job is called `checkpoints`.
 _CHECKPOINTS = (checkpoints.routes,)
 _ROUTES = (
@@ -50,7 +54,7 @@ _ROUTES = (
     ("/v1/jobs", _JOB_ROUTES),
     ("/v1/job", _JOB_ROUTES),
     ("/v1/trials", (trials.routes, artifacts.routes, checkpoints.trial_routes, logs.trial_routes)),
-    ("/v1/tasks", (tasks.routes,)),
+    ("/v1/tasks", (tasks.routes, task_logs.routes)),
     ("/v1/runners", (runners.routes, publishing.routes)),
     ("/v1/content", (blobs.routes,)),
     ("/v1/content/plugins", (plugins.routes,)),
@@ -58,6 +62,7 @@ _ROUTES = (
     ("/v1/datasets", (datasets.routes,)),
     ("/v1/admin", (admin.routes,)),
     ("/v1/admin/content", (content_admin.routes,)),
+    ("/v1", (places.routes, catalog.routes)),
     ("/v1", (project.routes, system.routes, checkpoints.download_routes, checkpoints.operation_routes)),
 )
 

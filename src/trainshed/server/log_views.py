@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,7 @@ from trainshed.content.logs import Position
 from trainshed.jobkit.frames import STREAM_NAMES
 from trainshed.model.errors import Refusal
 from trainshed.model.states import TERMINAL, State
+from trainshed.model.training.words import ReplicaState
 from trainshed.policy.retry import Ending
 from trainshed.server.cursors import CursorFault, CursorSeal
 from trainshed.server.follow import RECHECK_SECONDS, Follower
@@ -34,7 +36,10 @@ from trainshed.server.services import Services
 from trainshed.server.shapes.common import iso
 from trainshed.store import events
 from trainshed.store import jobs as store
-from trainshed.store.records import Attempt, Event, Trial, decoded
+from trainshed.store.moves import RUNNER
+from trainshed.store.records import Attempt, Event, Replica, Trial, decoded
+from trainshed.store.tasks import replicas_of
+from trainshed.store.visibility import Viewer
 
 SOURCES = ("all", "system", "runtime")
 DEFAULT_LIMIT = 200
@@ -42,6 +47,22 @@ MAX_LIMIT = 1000
 MAX_WAIT_SECONDS = 30
 _NANOSECONDS = 1_000_000_000
 _WARNINGS = frozenset({"CANCELLED", "STOP_ACCEPTED", "START_RETRY", "LEAKED"})
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFilter:
+    """Which replicas of a training task are read (C52); ``None`` leaves all."""
+
+    role: str | None = None
+    index: int | None = None
+    """Within the role, from 0."""
+    attempt: int | None = None
+
+    def takes(self, role: str, index: int, attempt: int) -> bool:
+        return self.role in {None, role} and self.index in {None, index} and self.attempt in {None, attempt}
+
+
+EVERYBODY = MemberFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +75,7 @@ class LogQuery:
     cursor: Cursor | None
     wait: int
     trial: str | None
+    members: MemberFilter = EVERYBODY
 
     @classmethod
     def parse(cls, query: Mapping[str, str], seal: CursorSeal, job_id: str) -> LogQuery:
@@ -92,9 +114,9 @@ def seal_log_cursor(seal: CursorSeal, job_id: str, cursor: Cursor) -> str:
 class JobLog:
     """One reader of one Job's log. Not thread-safe; its methods but ``changed`` block."""
 
-    def __init__(self, services: Services, project: str, job_id: str, query: LogQuery) -> None:
+    def __init__(self, services: Services, viewer: Viewer, job_id: str, query: LogQuery) -> None:
         self._services = services
-        self._project = project
+        self._viewer = viewer
         self._job_id = job_id
         self._query = query
         self._names: dict[str, str] = {}
@@ -109,9 +131,11 @@ class JobLog:
     def refresh(self) -> None:
         """Read where the sources are and what has ended. Raises `Refusal` for an unknown Job or Trial."""
         with self._services.database.read() as connection:
-            store.get_job(connection, self._project, self._job_id)
+            store.get_job(connection, self._viewer.project_id, self._job_id, viewer=self._viewer)
             trials = store.trials_of(connection, [self._job_id])[self._job_id]
             attempts = store.attempts_of(connection, [trial.id for trial in trials])
+            gangs = [each.id for trial in trials if trial.kind != RUNNER for each in attempts[trial.id]]
+            members = replicas_of(connection, gangs)
         self._job_ended = all(trial.state in TERMINAL for trial in trials)
         self._names = {trial.id: trial.name for trial in trials}
         if (wanted := self._query.trial) is not None:
@@ -119,7 +143,16 @@ class JobLog:
             if not trials:
                 raise Refusal.of("TRIAL_NOT_FOUND", f"the Job has no Trial `{wanted[:80]}`", path="trial")
             self._trial_id = trials[0].id
-        self._outputs = [self._output(trial, attempt) for trial in trials for attempt in attempts[trial.id]]
+        self._outputs = [
+            output
+            for trial in trials
+            for attempt in attempts[trial.id]
+            for output in (
+                self._output_of_gang(trial, attempt, members[attempt.id])
+                if attempt.id in members
+                else [self._output(trial, attempt)]
+            )
+        ]
         self._new_rows = True
 
     def page(self, cursor: Cursor | None) -> Page:
@@ -177,6 +210,7 @@ class JobLog:
             {
                 "name": state.output.trial_name,
                 "trial_id": state.output.trial_id,
+                **_member(state.output),
                 "collection_status": state.status,
                 "truncated": state.dropped_bytes > 0,
                 "dropped_bytes": state.dropped_bytes,
@@ -212,6 +246,32 @@ class JobLog:
             lost=attempt.ended_by == Ending.LOST,
         )
 
+    def _output_of_gang(self, trial: Trial, attempt: Attempt, members: Sequence[Replica]) -> list[Output]:
+        """What its members wrote, each by itself."""
+        found, seen = [], Counter[str]()
+        for member in members:
+            index = seen[member.role]
+            seen[member.role] += 1
+            if not self._query.members.takes(member.role, index, attempt.number):
+                continue
+            over = member.ended_at is not None or attempt.ended_at is not None
+            found.append(
+                Output(
+                    key=f"{trial.position}.{attempt.number}.{member.rank}",
+                    trial_id=trial.id,
+                    trial_name=trial.name,
+                    files=self._services.log_files(member.unit_id or attempt.id),
+                    started=member.started_at is not None,
+                    ended=over or trial.state in TERMINAL,
+                    deleted=attempt.log_deleted_at is not None,
+                    lost=member.state == ReplicaState.LOST,
+                    replica=member.rank,
+                    role=member.role,
+                    attempt=attempt.number,
+                )
+            )
+        return found
+
     def _stat(self) -> tuple[int, ...]:
         return tuple(file_size(str(output.files.frames)) for output in self._outputs)
 
@@ -231,11 +291,12 @@ class JobLog:
 
     def _system_record(self, row: Event) -> SystemRecord:
         failed = row.after == State.FAILED
+        level = "error" if failed else "warning" if row.code in _WARNINGS else row.level
         return SystemRecord(
             id=row.id,
             at_ns=int(row.at * _NANOSECONDS),
             content=row.message,
-            level="error" if failed else "warning" if row.code in _WARNINGS else "info",
+            level=level,
             code=row.code,
             phase=row.after,
             trial_id=row.trial_id,
@@ -274,6 +335,7 @@ def _output_document(item: OutputRecord) -> dict[str, Any]:
         "at": _iso_ns(record.time_ns),
         "trial_id": output.trial_id,
         "trial_name": output.trial_name,
+        **_member(output),
     }
     if item.is_gap:
         said = f"{record.dropped} bytes of output are missing here: they could not be kept."
@@ -292,6 +354,13 @@ def _output_document(item: OutputRecord) -> dict[str, Any]:
     if record.partial:
         document["partial"] = True
     return document
+
+
+def _member(output: Output) -> dict[str, Any]:
+    """Whose output it is, of a gang."""
+    if output.replica is None:
+        return {}
+    return {"replica": output.replica, "role": output.role, "attempt": output.attempt}
 
 
 def _whole(value: float | None) -> int | None:

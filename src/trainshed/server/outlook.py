@@ -180,6 +180,11 @@ class OutlookReader:
                 self._until = ended + max(KEPT_SECONDS, (ended - started) * _SHARE)
             return self._kept
 
+    def forget(self) -> None:
+        """Look anew next time: something was changed that readers shall see at once."""
+        with self._guard:
+            self._until = float("-inf")
+
     def _build(self, connection: Connection, now: float) -> Outlook:
         revision, catalog = self._catalogs.current(connection)
         nodes = self._catalogs.nodes(connection)

@@ -402,6 +402,26 @@ def cordon(
     return True
 
 
+def clear_cordon(connection: Connection, cordon_id: int, *, at: float, by: str) -> bool:
+    """Open what a cordon closed; ``False`` if there is no such cordon, or it is cleared."""
+    changed = connection.execute(
+        update(cordons)
+        .where(cordons.c.id == cordon_id, cordons.c.cleared_at.is_(None))
+        .values(cleared_at=at, cleared_by=by)
+    )
+    return bool(changed.rowcount)
+
+
+def idle_samples_of(connection: Connection, pool: str, *, since: float) -> dict[str, list[tuple[float, int]]]:
+    """Free units of a pool's specs from ``since`` (Unix seconds) on: ``(when, units)``, oldest first."""
+    s = idle_samples.c
+    query = select(s.spec, s.at, s.units).where(s.pool == pool, s.at >= since).order_by(s.at)
+    found: dict[str, list[tuple[float, int]]] = {}
+    for spec, at, units in connection.execute(query):
+        found.setdefault(spec, []).append((at, units))
+    return found
+
+
 def put_idle_samples(connection: Connection, at: float, units: Mapping[tuple[str, str], int]) -> None:
     """Record how many units of each pool's specs are free at ``at`` (Unix seconds)."""
     if units:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -86,10 +87,14 @@ def stream_events(call: Call, job_id: str) -> Response:
         store.get_job(connection, call.project, job_id, viewer=call.viewer)
     last = call.request.headers.get("last-event-id", "")
     after = int(last) if _EVENT_ID.fullmatch(last) else 0
-    return event_stream(_follow(call, job_id, after), call.request_id)
+    end = {"job_id": job_id}
+    return event_stream(follow_events(call, job_id, after, event_view, end), call.request_id)
 
 
-async def _follow(call: Call, job_id: str, after: int) -> AsyncIterator[Sequence[Message]]:
+async def follow_events(
+    call: Call, job_id: str, after: int, show: Callable[[Event], BaseModel], end: Mapping[str, str]
+) -> AsyncIterator[Sequence[Message]]:
+    """Events of a Job past the id ``after`` as ``show`` shows them, and ``end`` once no more can come."""
     services = call.services
     async with services.watch.follow(job_id) as follower:
         while not services.watch.stopping:
@@ -97,10 +102,10 @@ async def _follow(call: Call, job_id: str, after: int) -> AsyncIterator[Sequence
             new = await run_in_threadpool(_read, services, job_id, after)
             if new.events:
                 after = new.events[-1].id
-                yield [Message(event_view(row).model_dump_json().encode(), str(row.id)) for row in new.events]
+                yield [Message(show(row).model_dump_json().encode(), str(row.id)) for row in new.events]
                 continue
             if new.released:
-                yield [Message(to_json({"job_id": job_id}), event="end")]
+                yield [Message(to_json(end), event="end")]
                 return
             # Releases have no event, so nobody announces them.
             left = RECHECK_SECONDS if new.finished else services.watch.recheck_seconds

@@ -35,6 +35,7 @@ from trainshed.server.routes.jobs import READ
 from trainshed.server.shapes.logs import LogItem, LogPage
 from trainshed.server.sse import Message, event_stream
 from trainshed.store import jobs as store
+from trainshed.store.tasks import replicas_of
 
 routes = Routes("logs")
 trial_routes = Routes("logs")
@@ -97,9 +98,13 @@ _REFUSES = ("JOB_NOT_FOUND", "LOG_STORAGE_UNAVAILABLE")
 )
 async def read_logs(call: Call, job_id: str) -> Response:
     """Records in order of time. `next_cursor` goes on behind them; `eof` says that nothing will follow."""
+    return await answer_page(call, job_id, LogQuery.parse(call.query, call.services.seal, job_id))
+
+
+async def answer_page(call: Call, job_id: str, query: LogQuery) -> Response:
+    """The page that ``query`` asks for, as JSON; waits for it if that is asked for as well."""
     services = call.services
-    query = LogQuery.parse(call.query, services.seal, job_id)
-    log = JobLog(services, call.project, job_id, query)
+    log = JobLog(services, call.viewer, job_id, query)
 
     def first() -> Page:
         log.refresh()
@@ -145,10 +150,15 @@ async def stream_logs(call: Call, job_id: str) -> Response:
     refusal: the key no longer holds, say.
     """
     query = LogQuery.parse({**call.query, "limit": str(MAX_LIMIT)}, call.services.seal, job_id)
+    return await answer_stream(call, job_id, query)
+
+
+async def answer_stream(call: Call, job_id: str, query: LogQuery) -> Response:
+    """Everything that ``query`` asks for, and what follows, as server-sent events."""
     start = query.cursor
     if last := call.request.headers.get("last-event-id"):
         start = open_log_cursor(call.services.seal, job_id, last)
-    log = JobLog(call.services, call.project, job_id, query)
+    log = JobLog(call.services, call.viewer, job_id, query)
     await run_in_threadpool(log.refresh)
     return event_stream(_follow(call, job_id, log, start), call.request_id)
 
@@ -207,15 +217,22 @@ def read_raw(call: Call, trial_id: str) -> Response:
     with call.services.database.read() as connection:
         trial = store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
         attempts = store.attempts_of(connection, [trial_id])[trial_id]
+        units = replicas_of(connection, [attempt.id for attempt in attempts])
     if any(attempt.log_deleted_at is not None for attempt in attempts):
         raise Refusal.of("LOG_CURSOR_EXPIRED", "the Trial's output was deleted by retention")
     try:
-        readers = [LogReader(call.services.log_files(attempt.id)) for attempt in attempts]
+        # Of a gang what each member wrote, one after the other.
+        sources = [
+            (attempt, unit)
+            for attempt in attempts
+            for unit in ([row.unit_id for row in units[attempt.id] if row.unit_id] or [attempt.id])
+        ]
+        readers = [LogReader(call.services.log_files(unit)) for _, unit in sources]
     except OSError as error:
         raise Refusal.of("LOG_STORAGE_UNAVAILABLE", f"cannot read the log: {error.strerror}") from error
     complete = trial.state in TERMINAL and all(
         reader.has_end() and attempt.ended_by != Ending.LOST
-        for reader, attempt in zip(readers, attempts, strict=True)
+        for reader, (attempt, _) in zip(readers, sources, strict=True)
         if attempt.started_at
     )
 

@@ -22,6 +22,9 @@ class LogItem(Shape):
     phase: str | None = None
     trial_id: str | None = None
     trial_name: str | None = None
+    replica: int | None = Field(default=None, description="The rank of a training task's replica.")
+    role: str | None = Field(default=None, description="Its role: master, worker, head, submitter.")
+    attempt: int | None = Field(default=None, description="The number of its Attempt.")
     partial: bool | None = Field(
         default=None, description="True: the line goes on in the next record of the same stream."
     )
@@ -35,6 +38,9 @@ class LogSource(Shape):
 
     name: str = Field(description="`system`, or the Trial's name.")
     trial_id: str | None = None
+    replica: int | None = None
+    role: str | None = None
+    attempt: int | None = None
     collection_status: Literal["collecting", "complete", "partial", "failed", "unavailable"]
     truncated: bool
     dropped_bytes: int
