@@ -179,6 +179,12 @@ def test_c8_members_that_are_stopped_say_so_and_not_that_their_gang_ended(local:
     assert {each.exit.ended_by for each in settled(local, launches)} == {EndedBy.STOP}
 
 
+def test_c8_members_that_run_out_of_time_together_all_say_so(local: LocalHarness) -> None:
+    launches = gang(local, [FOREVER] * 3, timeout=1)
+    local.engine.launch_many(launches)
+    assert {each.exit.ended_by for each in settled(local, launches)} == {EndedBy.TIMEOUT}
+
+
 def test_c8_a_gang_is_found_again_after_a_restart_and_still_ends_together(
     local: LocalHarness, tmp_path: Path
 ) -> None:

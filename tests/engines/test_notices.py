@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engines.conformance import SETTLED, written
-from engines.gangs import codes, gang, report
+from engines.gangs import codes, gang, report, stage
 from engines.machinery import WAYS, LocalHarness, each_way
 from support.waiting import wait_until
 from trainshed.engines import EndedBy, ExitNotice, Launch, Phase
@@ -264,6 +264,37 @@ def test_C36_what_did_not_start_has_nothing_to_save(local: LocalHarness) -> None
     local.engine.launch(program(local, READY))
     ended = local.until("attempt-1", SETTLED)
     assert (ended.exit.code, ended.exit.ended_by) == (None, EndedBy.STOP)
+
+
+def test_C36_a_member_that_waits_for_its_gang_has_nothing_to_save(local: LocalHarness) -> None:
+    launches = gang(local, ["true"] * 2, shared={"notice": NOTICE})
+    local.engine.launch(launches[0])
+    stage(local, launches[0].attempt_id, "ready")
+    notify(local, launches[0].attempt_id)
+    ended = local.until(launches[0].attempt_id, SETTLED)
+    assert (ended.exit.code, ended.exit.ended_by) == (None, EndedBy.STOP)
+    local.engine.launch(launches[1])
+    assert local.until(launches[1].attempt_id, SETTLED).exit.ended_by is EndedBy.GANG
+
+
+def test_C36_a_launch_without_a_shim_is_settled_by_a_notice(local: LocalHarness) -> None:
+    launch = program(local, READY)
+    local.engine._record_intent(local.folder("attempt-1"), launch)  # the crash: recorded, never asked for
+    notify(local)
+    assert local.observe("attempt-1").exit.ended_by is EndedBy.STOP
+    local.engine.launch(launch)
+    assert local.observe("attempt-1").exit.code is None
+
+
+def test_P3_C36_a_shim_that_is_killed_while_its_program_saves_leaves_it_lost(local: LocalHarness) -> None:
+    begin(local, program(local, f"{SAVES}\n{READY}\nsignal.pause()"))
+    notify(local)
+    wait_until(lambda: "told:" in said(local))
+    local.lose("attempt-1")
+    assert local.observe("attempt-1").phase is Phase.LOST
+    assert codes(local, "attempt-1") == ["EXIT_NOTICE_SENT"]
+    assert local.engine.release("attempt-1").confirmed
+    assert local.processes("attempt-1") == set()
 
 
 def test_C36_sigterm_may_be_the_signal(local: LocalHarness) -> None:

@@ -138,6 +138,11 @@ def exists(folder: StrPath, name: str) -> bool:
     return os.path.exists(os.path.join(folder, name))
 
 
+def is_stopped(folder: StrPath) -> bool:
+    """Whether user code that has not started must not start any more."""
+    return exists(folder, STOP) or exists(folder, NOTICE)
+
+
 def acquire(folder: StrPath) -> int | None:
     """Take the lock and return the descriptor that holds it; ``None`` if it is not to be had.
 

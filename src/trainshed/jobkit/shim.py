@@ -113,7 +113,7 @@ class _Attempt:
     def run(self, group: str) -> None:
         """Prepare, start, watch, end, record."""
         path = self._path
-        if folder.exists(path, folder.STOP):
+        if folder.is_stopped(path):
             self._record_unstarted(STOP, STOPPED_BEFORE)
             return
         out_read, out_write = os.pipe()
@@ -128,7 +128,7 @@ class _Attempt:
             self._abandon(waiting, NOT_STARTED, str(error))
             return
         # Asked again: from here on a stop is found in the control FIFO.
-        if self._ready is None or folder.exists(path, folder.STOP):
+        if self._ready is None or folder.is_stopped(path):
             self._abandon(waiting, STOP, STOPPED_BEFORE)
             return
         self._main = self._ready.pid
@@ -168,7 +168,7 @@ class _Attempt:
             ready = [fd for fd, _ in poll.poll()]
             if self._control in ready:
                 _empty(self._control)
-                if folder.exists(self._path, folder.STOP):
+                if folder.is_stopped(self._path):
                     return True
             if waiting.status in ready:
                 return False
@@ -201,7 +201,7 @@ class _Attempt:
                 return NOT_STARTED, "The process that was to become the program ended while it waited."
             for fd, _ in poll.poll(self._pause_ms(training.due())):
                 self._serve(fd, poll)
-                if fd == self._control and folder.exists(self._path, folder.STOP):
+                if fd == self._control and folder.is_stopped(self._path):
                     return STOP, STOPPED_BEFORE
             self._flush()
 

@@ -14,7 +14,7 @@ from trainshed.jobkit import folder, gang, masking, notice, procs, reporting, re
 
 GANG, PRECHECK = "gang", "precheck"
 STOP_PATIENCE, NOTICE_PATIENCE = 5.0, 30.0
-"""How long the others wait for a stop, or a notice, of their own after one of the gang ended by such."""
+"""How long the others wait for their own stop or timeout, or notice, after one of the gang ended by such."""
 _CHECK_SPARE = 30.0
 """How long other members' checks may take beyond their time."""
 _LISTEN_SECONDS = 1.0
@@ -237,7 +237,7 @@ class Training:
         self.program_ended()
         if self._gang is not None and ending.get("code") != 0 and ending["ended_by"] != GANG:
             patience = 0.0
-            if ending["ended_by"] == "stop" and ending.get("code") is not None:
+            if ending["ended_by"] in {"stop", "timeout"} and ending.get("code") is not None:
                 patience = NOTICE_PATIENCE if self.noticed() else STOP_PATIENCE
             why = f"rank {self._gang.rank} {gang.describe(ending)}"
             try:

@@ -19,7 +19,7 @@ _LATE = "Not all members of its gang were ready within {seconds:g} seconds."
 _UNHEARD_SECONDS = 15.0
 _NOTICE_GRACE = 10.0
 _STOP_PATIENCE, _NOTICE_PATIENCE = 5.0, 30.0
-"""How long the others wait for a stop or notice of their own after one member ended by such."""
+"""How long the others wait for their own stop or timeout, or notice, after one member ended by such."""
 _SIGTERM, _SIGKILL = 15, 9
 _MOST_SAMPLES = 10_000
 
@@ -189,7 +189,7 @@ def _ending(world: World, attempt: Attempt, start: float) -> Exit:
 
 
 def _patience(attempt: Attempt, ending: Exit) -> float:
-    if ending.ended_by is not EndedBy.STOP:
+    if ending.ended_by not in {EndedBy.STOP, EndedBy.TIMEOUT}:
         return 0.0
     return _STOP_PATIENCE if attempt.notified_at is None else _NOTICE_PATIENCE
 

@@ -293,6 +293,11 @@ class LocalEngine:
             path.mkdir(mode=0o700, exist_ok=True)
             folder.sync_directory(self._attempts)
         folder.write_durably(path, folder.STOP, {"grace": grace_seconds})
+        self._tell(path)
+
+    @staticmethod
+    def _tell(path: Path) -> None:
+        """Have a request for an end be heeded: by the shim, or, where there is none, by its record."""
         folder.poke(path / folder.CONTROL)
         lock = folder.acquire(path)
         if lock is None:
@@ -307,14 +312,14 @@ class LocalEngine:
         """See `Engine.notify`. The first one stands; what has not started is stopped."""
         path = self._path(attempt_id)
         settings = folder.read(path, folder.TRAINING)
-        if not settings or not settings.get("notice") or not folder.exists(path, folder.STARTED):
+        if not settings or not settings.get("notice"):
             self.stop(attempt_id)
             return
         if folder.exists(path, folder.EXIT) or folder.exists(path, folder.NOTICE):
             return
         request = {"reason": reason, "deadline": deadline, "at": time.time()}
         folder.write_durably(path, folder.NOTICE, request)
-        folder.poke(path / folder.CONTROL)
+        self._tell(path)
 
     def kill(self, attempt_id: str) -> None:
         """See `Engine.kill`."""

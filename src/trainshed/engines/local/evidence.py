@@ -54,10 +54,10 @@ def observe(path: Path) -> Observation:
         detail = f"Whoever watched the program is gone and left {left}."
         count = feedback.newest(path)
         return Observation(Phase.LOST, started_at, detail=detail, reports=count, enforcement=enforcement)
-    if folder.exists(path, folder.STOP):
-        stopped = Exit(
-            None, None, EndedBy.STOP, _modified(path / folder.STOP), "It was stopped before it started."
-        )
+    if folder.is_stopped(path):
+        asked = folder.STOP if folder.exists(path, folder.STOP) else folder.NOTICE
+        detail = "It was stopped before it started."
+        stopped = Exit(None, None, EndedBy.STOP, _modified(path / asked), detail)
         return Observation(Phase.EXITED, exit=stopped, detail=stopped.detail)
     if folder.exists(path, folder.LAUNCH):
         return Observation(Phase.PREPARING, stage="starting", reports=feedback.newest(path))
