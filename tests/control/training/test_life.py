@@ -293,3 +293,16 @@ def test_E_an_ending_by_memory_has_its_own_code(site):
     facts = d.settle(job)
     assert facts.trial.error_code == "MEMORY_LIMIT_EXCEEDED"
     assert d.attempts(job)[0].exit_class == "oom"
+
+
+def test_P8_the_logs_of_every_member_go_when_their_time_is_over(site):
+    d = site(default=Script(run_seconds=1.0, output=b"line\n"), log_retention_days=1.0)
+    job = d.create(task(workers=1))
+    d.settle(job)
+    units = d.units(job)
+    assert all(d.engine.logs(unit).frames.exists() for unit in units)
+    d.pass_time(2 * 86_400.0)
+    d.controller._retired = float("-inf")
+    d.step()
+    assert not any((d.root / "engine" / unit).exists() for unit in units)
+    assert d.attempts(job)[0].log_deleted_at is not None

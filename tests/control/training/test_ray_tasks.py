@@ -85,6 +85,18 @@ def test_C50_the_cluster_is_kept_and_charged_for_a_while(site, code):
     assert d.project().used_gpu_seconds >= 600.0 * 2
 
 
+def test_C50_a_stop_ends_it_at_once_and_the_result_stays(site):
+    d = site(default=FOREVER)
+    job = d.create(_ray(debug=Debug(enabled=True)))
+    d.until(job, State.RUNNING)
+    begun = d.now()
+    _driver_ends(d, job, 0, until=begun + 600.0)
+    d.until(job, State.COLLECTING)
+    d.operations.stop(d.viewer(), job, at=d.now(), actor="human:ann")
+    assert d.settle(job).trial.state is State.SUCCEEDED
+    assert d.now() - begun < 120.0
+
+
 def test_C50_a_deletion_ends_it_at_once(site):
     d = site(default=FOREVER)
     job = d.create(_ray(debug=Debug(enabled=True)))

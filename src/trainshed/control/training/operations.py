@@ -45,9 +45,14 @@ class TaskOperations:
         """Accept a stop; the notice of C36 goes out first if the task has one. Answers the Job's id."""
 
         def store(connection: Connection) -> str:
-            task, _ = require(connection, viewer, reference)
+            task, trial = require(connection, viewer, reference)
             _owned(viewer, task)
-            moves.accept_stop(connection, task.job_id, trial_id=None, at=at, actor=actor)
+            if trial.state is State.COLLECTING and task.retained_until is not None:
+                # It has ended and is only kept for people to look at (C50): its result stays what it is.
+                tasks.change(connection, task.trial_id, {"retained_until": _ended_retention(task, at)})
+                _tell(connection, task, at, actor, "RETENTION_ENDED", f"{actor} ended the retention.")
+            else:
+                moves.accept_stop(connection, task.job_id, trial_id=None, at=at, actor=actor)
             reach(Point.STOP_BEFORE_COMMIT)
             return task.job_id
 

@@ -130,6 +130,17 @@ class GangPlacer:
             return gangs.waiting_ids(connection) != self.tasks.keys()
         return gangs.count_waiting(connection) != len(self.tasks)
 
+    def is_quiet(self, connection: Connection) -> bool:
+        """Whether no task waits or holds anything, and nothing new happened to any; costs one small query."""
+        if self.tasks or self._allocations or self._newest_event is None:
+            return False
+        late = _LATE_EVENTS if connection.dialect.name == "postgresql" else 0
+        changes = gangs.changes_since(connection, self._newest_event, late)
+        if any(trial.state is State.QUEUED for trial, _ in changes.tasks):
+            return False
+        self._newest_event = changes.newest
+        return True
+
     def _follow_catalog(self, connection: Connection) -> None:
         revision, catalog = self._read_catalog(connection)
         if revision != self._revision or catalog != self.catalog:

@@ -103,6 +103,10 @@ class GangReconciler:
         if self._released:
             self._releaser.store([self._released.pop(key) for key in list(self._released)])
             self._again = True
+        elif not everything:
+            with self._database.read() as connection:
+                if self._placer.is_quiet(connection):
+                    return False
         with self._database.snapshot() as connection:
             held = gangs.held(connection)
             others = [a for a in queue.unreleased(connection) if a.parts is None]
