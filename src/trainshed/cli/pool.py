@@ -53,6 +53,7 @@ IDLE = Table(
         Column("LARGEST GANG", "largest_gang"),
     ),
     empty="Nothing is idle.",
+    rows="specs",
 )
 CORDONS = Table(
     (
@@ -61,7 +62,7 @@ CORDONS = Table(
         Column("NODE", "node"),
         Column("GPU", "gpu"),
         Column("SINCE", "at", rank=2),
-        Column("BY", "actor", rank=3),
+        Column("BY", "by", rank=3),
     ),
     empty="Nothing is cordoned.",
     below="reason",
@@ -74,7 +75,7 @@ CORDON = Fields(
         ("GPU", "gpu"),
         ("reason", "reason"),
         ("since", "at"),
-        ("by", "actor"),
+        ("by", "by"),
     )
 )
 

@@ -14,10 +14,12 @@ QUOTAS = Table(
         Column("TYPE", "resource_type"),
         Column("POOL", "pool", rank=1),
         Column("SPEC", "spec"),
-        Column("LIMIT", lambda row: "none" if row.get("limit") is None else row["limit"]),
+        Column("OWN", "units", rank=4),
+        Column("LIMIT", "limit"),
         Column("USED", "used"),
         Column("FREE", "free"),
         Column("BORROWED", "borrowed", rank=3),
+        Column("COHORT", "cohort", rank=5),
     ),
     empty="No quotas: without one a project has nothing but idle units.",
 )

@@ -87,7 +87,7 @@ def create(  # noqa: PLR0913 - one argument for each option
         session.task = made.name
         session.note(f"{made.name} {'was created before' if made.accepted_before else 'is created'}.")
         if follow:
-            follow_to_the_end(session, client, made.name, made.kind, deadline)
+            follow_to_the_end(session, client, made.name, deadline)
         ended = wait_to_the_end(session, client, made.name, deadline.left())
         session.task = None
         session.show(ended.raw, *([_ID] if quiet else [views.TASK, views.REPLICAS, views.LAST_LINES]))

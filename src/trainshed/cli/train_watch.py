@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainshed.sdk.task_objects import TaskEvent, TaskSample
 
 WATCH_SECONDS = 5.0
-ROLES = ("master", "worker", "head", "submitter")
+ROLES = ("master", "worker", "head", "submitter", "all")
 _PALETTE = ("36", "33", "35", "32", "34", "31", "96", "93", "95", "92", "94", "91")
 _RESET = "\x1b[0m"
 _BARS = "▁▂▃▄▅▆▇█"
@@ -53,35 +53,44 @@ REFERENCE = Reference()
 class ReplicaPrinter(LogPrinter):
     """Prints the merged log of a task: each line begins with its replica, in a colour of its own."""
 
+    unnamed: str = ""
+    """The replica whose lines begin with nothing."""
+
     def _writer(self, record: LogRecord) -> str:
         return f"{replica_of(record)}/{record.stream}"
 
     def _label(self, record: LogRecord) -> str:
         name = replica_of(record)
-        if not name:
+        if not name or name == self.unnamed:
             return ""
         if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
             return f"[{name}]"
-        rank = record.raw.get("rank")
-        place = rank if isinstance(rank, int) else sum(name.encode())
-        return f"\x1b[{_PALETTE[place % len(_PALETTE)]}m[{name}]{_RESET}"
+        place = int(record.raw["replica"]) % len(_PALETTE)
+        return f"\x1b[{_PALETTE[place]}m[{name}]{_RESET}"
 
 
 def replica_of(record: LogRecord) -> str:
-    """The replica that wrote a record, e.g. ``worker-1``; empty for what the platform says."""
-    found = record.raw.get("replica")
-    if isinstance(found, Mapping):
-        found = f"{found.get('role')}-{found.get('index', found.get('rank'))}"
-    return "" if found is None else plain(str(found))
+    """The replica that wrote a record, as ``--role`` and ``--index`` name it; empty for the platform.
+
+    Attempts behind the first are named with their number.
+    """
+    rank, role, attempt = (record.raw.get(key) for key in ("replica", "role", "attempt"))
+    if not isinstance(rank, int):
+        return ""
+    # Workers have the ranks behind the one master or head.
+    name = f"worker-{rank - 1}" if role == "worker" else plain(str(role))
+    return f"{name} #{attempt}" if isinstance(attempt, int) and attempt > 1 else name
 
 
 @click.command()
 @click.argument("task", type=REFERENCE)
 @click.option(
-    "--role", type=click.Choice(ROLES), help="Only this role; of a ray task the submitter is the default."
+    "--role",
+    type=click.Choice(ROLES),
+    help="Only this role. Without it: all of a pytorch task, the submitter of a ray task.",
 )
 @click.option("--index", type=Whole(0), help="Only this replica of the role, from 0.")
-@click.option("--attempt", type=Whole(1), help="Of this Attempt; the newest by default.")
+@click.option("--attempt", type=Whole(1), help="Only of this Attempt.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the end of the log.")
 @click.option("--tail", type=Whole(1, 1000), metavar="N", help="Begin N records (1 to 1000) from the end.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream of the programs.")
@@ -122,15 +131,22 @@ def logs(
             return
         session.task = task if follow else None
         style = LogStyle(
-            stream=stream, timestamps=timestamps, names=asked["role"] is None, raw=raw, json=session.json
+            stream=stream,
+            timestamps=timestamps,
+            names=asked["role"] in {None, "worker", "all"} and asked["index"] is None,
+            raw=raw,
+            json=session.json,
         )
-        print_records(session, records, style)
+        print_records(session, records, style, everybody=asked["role"] == "all")
 
 
-def print_records(session: Session, records: LogFollower, style: LogStyle) -> None:
+def print_records(
+    session: Session, records: LogFollower, style: LogStyle, *, everybody: bool = False
+) -> None:
     """Print records as they come, and warn about everything that the log lacks."""
     sys.stdout.flush()
-    ReplicaPrinter(style).print_all(records)
+    # Of a ray task nobody asks for a role to read the program's output: there is nothing to tell apart.
+    ReplicaPrinter(style, unnamed="" if everybody else "submitter").print_all(records)
     last = records.last
     if last is None:
         return
@@ -142,9 +158,9 @@ def print_records(session: Session, records: LogFollower, style: LogStyle) -> No
         session.warn(f"part of the log is missing: {last.missing_reason}")
 
 
-def follow_to_the_end(session: Session, client: Client, name: str, kind: str, deadline: Deadline) -> None:
+def follow_to_the_end(session: Session, client: Client, name: str, deadline: Deadline) -> None:
     """Print the log of a task until it ends; before ``--json``'s document, all of it goes to stderr."""
-    style = LogStyle(names=kind != "ray", all_to_stderr=session.json)
+    style = LogStyle(names=True, all_to_stderr=session.json)
     print_records(session, client.tasks.follow(name, timeout=deadline.left()), style)
 
 
@@ -161,7 +177,7 @@ def wait_to_the_end(session: Session, client: Client, name: str, timeout: float 
 @click.command()
 @click.argument("task", type=REFERENCE)
 @click.option("--after", type=Whole(0), default=0, help="Only what came behind the event with this id.")
-@click.option("--limit", type=Whole(1, 100), default=100, show_default=True, help="Events, 1 to 100.")
+@click.option("--limit", type=Whole(1, 1000), default=1000, show_default=True, help="Events, 1 to 1000.")
 @click.option("--follow", "-f", is_flag=True, help="All of them, and what comes, until the task has ended.")
 @json_option
 @click.pass_obj
@@ -178,8 +194,8 @@ def events(session: Session, *, task: str, after: int, limit: int, follow: bool)
             return
         found = client.tasks.events(task, after=after, limit=limit)
     more = []
-    if len(found) == limit:
-        more = [Sentence(lambda _: f"There may be more: add `--after {found.next_after}`.")]
+    if found.more:
+        more = [Sentence(lambda _: f"There are more: add `--after {found.next_after}`.")]
     session.show(found.raw, views.EVENTS, *more)
 
 

@@ -20,6 +20,7 @@ class PoolSpec:
     free: int
     in_use: int
     cordoned: int
+    as_of: datetime | None
     raw: Raw = field(repr=False)
 
 
@@ -31,8 +32,8 @@ class Pool:
     cluster: str
     region: str
     resource_types: tuple[str, ...]
+    nodes: int
     specs: tuple[PoolSpec, ...]
-    as_of: datetime | None
     raw: Raw = field(repr=False)
 
 
@@ -52,13 +53,25 @@ class IdleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """What is idle in a pool, a spec each."""
+
+    pool: str
+    as_of: datetime | None
+    specs: tuple[IdleSpec, ...]
+    raw: Raw = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """Where tasks run, and what its engine can do (C1, c9)."""
 
     cluster_id: str
     region: str
     engine: str
-    capabilities: Mapping[str, Any]
+    pools: tuple[str, ...]
+    capabilities: tuple[Mapping[str, Any], ...]
+    """Fields of a task that the engine honours, ``{field, kinds, note}``; not in lists."""
     raw: Raw = field(repr=False)
 
 
@@ -72,7 +85,7 @@ class Cordon:
     gpu: int | None
     reason: str
     at: datetime | None
-    actor: str
+    by: str
     raw: Raw = field(repr=False)
 
 
@@ -84,10 +97,12 @@ class Quota:
     resource_type: str
     pool: str
     spec: str
-    limit: int | None
-    """``None``: no limit of its own."""
+    units: int
+    """Its own."""
+    limit: int
+    """The most that it may ever hold, borrowed units included."""
     used: int
-    free: int | None
+    free: int
     borrowed: int
     raw: Raw = field(repr=False)
 
@@ -106,17 +121,28 @@ class Pools:
         """One pool. Raises `NotFound`."""
         return _pool(self._transport.call("GET", route("pools", pool_id)))
 
-    def idle(self, pool_id: str, *, spec: str | None = None, units: int | None = None) -> Page[IdleSpec]:
-        """What idle tasks could take now, for replicas of ``units`` of a spec (C25)."""
+    def idle(self, pool_id: str, *, spec: str | None = None, units: int | None = None) -> Idle:
+        """What idle tasks could take now, for replicas of ``units`` of a spec (C25).
+
+        Without ``units``: for replicas that fill the largest node.
+        """
         query = {"spec": spec, "units": units}
-        return page(self._transport.call("GET", route("pools", pool_id, "idle"), query=query), _idle)
+        answer = self._transport.call("GET", route("pools", pool_id, "idle"), query=query)
+        document = mapping(answer, "idle units")
+        specs = document.get("specs")
+        return Idle(
+            pool=text(document, "pool"),
+            as_of=moment(document, "as_of"),
+            specs=tuple(_idle(each) for each in specs) if isinstance(specs, list) else (),
+            raw=document,
+        )
 
     def clusters(self) -> Page[Cluster]:
-        """The clusters and what their engines can do."""
+        """The clusters, without what their engines can do."""
         return page(self._transport.call("GET", route("clusters")), _cluster)
 
     def cluster(self, cluster_id: str) -> Cluster:
-        """One cluster, with its nodes and cordons in ``raw``. Raises `NotFound`."""
+        """One cluster, with its nodes and cordons in ``raw`` (c9). Raises `NotFound`."""
         return _cluster(self._transport.call("GET", route("clusters", cluster_id)))
 
     def cordons(self) -> Page[Cordon]:
@@ -130,9 +156,9 @@ class Pools:
             body["gpu"] = gpu
         return _cordon(self._transport.call("POST", route("cordons"), body=body, repeatable=False))
 
-    def uncordon(self, cordon_id: str) -> None:
+    def uncordon(self, cordon_id: str | int) -> None:
         """Clear a cordon."""
-        self._transport.call("DELETE", route("cordons", cordon_id))
+        self._transport.call("DELETE", route("cordons", str(cordon_id)))
 
 
 class Quotas:
@@ -155,8 +181,8 @@ def _pool(raw: Any) -> Pool:
         cluster=text(document, "cluster"),
         region=text(document, "region"),
         resource_types=tuple(map(str, types)) if isinstance(types, list) else (),
+        nodes=_number(document, "nodes") or 0,
         specs=tuple(_pool_spec(each) for each in specs) if isinstance(specs, list) else (),
-        as_of=moment(document, "as_of"),
         raw=document,
     )
 
@@ -169,6 +195,7 @@ def _pool_spec(raw: Any) -> PoolSpec:
         free=_number(document, "free") or 0,
         in_use=_number(document, "in_use") or 0,
         cordoned=_number(document, "cordoned") or 0,
+        as_of=moment(document, "as_of"),
         raw=document,
     )
 
@@ -188,12 +215,13 @@ def _idle(raw: Any) -> IdleSpec:
 
 def _cluster(raw: Any) -> Cluster:
     document = mapping(raw, "a cluster")
-    capabilities = document.get("capabilities")
+    pools, capabilities = document.get("pools"), document.get("capabilities")
     return Cluster(
         cluster_id=required(document, "id"),
         region=text(document, "region"),
         engine=text(document, "engine"),
-        capabilities=capabilities if isinstance(capabilities, dict) else {},
+        pools=tuple(map(str, pools)) if isinstance(pools, list) else (),
+        capabilities=tuple(capabilities) if isinstance(capabilities, list) else (),
         raw=document,
     )
 
@@ -207,7 +235,7 @@ def _cordon(raw: Any) -> Cordon:
         gpu=_number(document, "gpu"),
         reason=text(document, "reason"),
         at=moment(document, "at"),
-        actor=text(document, "actor"),
+        by=text(document, "by"),
         raw=document,
     )
 
@@ -219,9 +247,10 @@ def _quota(raw: Any) -> Quota:
         resource_type=text(document, "resource_type"),
         pool=text(document, "pool"),
         spec=text(document, "spec"),
-        limit=_number(document, "limit"),
+        units=_number(document, "units") or 0,
+        limit=_number(document, "limit") or 0,
         used=_number(document, "used") or 0,
-        free=_number(document, "free"),
+        free=_number(document, "free") or 0,
         borrowed=_number(document, "borrowed") or 0,
         raw=document,
     )

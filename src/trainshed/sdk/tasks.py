@@ -33,6 +33,8 @@ from trainshed.sdk.transport import Transport, route
 
 EVENTS_POLL_SECONDS = 1.0
 """How often new events are asked for while there are none."""
+MOST_EVENTS = 1000
+"""As many come at once."""
 _JOB_PREFIX = "job_"
 T = TypeVar("T")
 
@@ -44,6 +46,8 @@ class EventPage:
     items: tuple[TaskEvent, ...]
     next_after: int
     """Asking on ``after`` this finds what came later."""
+    more: bool
+    """Whether there is more already."""
     raw: Raw = field(repr=False)
 
     def __iter__(self) -> Iterator[TaskEvent]:
@@ -181,7 +185,7 @@ class Tasks:
         """What blocks a waiting task, with numbers, who is ahead, and what would let it start (P10)."""
         return why(self._transport.call("GET", route("tasks", reference, "why")))
 
-    def events(self, reference: str, *, after: int = 0, limit: int = LARGEST_PAGE) -> EventPage:
+    def events(self, reference: str, *, after: int = 0, limit: int = MOST_EVENTS) -> EventPage:
         """Events of the task behind the one with the id ``after``, oldest first (c2)."""
         query = {"after": after, "limit": limit}
         document = mapping(
@@ -190,7 +194,8 @@ class Tasks:
         items = page(document, task_event).items
         following = document.get("next_after")
         last = items[-1].id if items else after
-        return EventPage(items, following if isinstance(following, int) else last, document)
+        more = isinstance(following, int)
+        return EventPage(items, following if isinstance(following, int) else last, more, document)
 
     def follow_events(
         self,
@@ -214,7 +219,7 @@ class Tasks:
                 found = self._patiently(ask, outage_seconds, deadline)
                 after = found.next_after
                 yield from found
-                if len(found) < LARGEST_PAGE:
+                if not found.more:
                     break
             if ended:
                 return
@@ -235,9 +240,10 @@ class Tasks:
     ) -> LogFollower:
         """The log as far as it is there now: iterate over the result (C52).
 
-        One replica (``role`` master, worker, head or submitter and ``index`` within it), or all merged by
-        time: ``record.raw["replica"]`` says whose a record is. Of a ray task the submitter is the default.
-        ``attempt`` is a number, the newest by default; ``tail`` begins so many records from the end.
+        ``role`` is master, worker, head, submitter or `all`, ``index`` counts within it from 0; several
+        replicas come merged by time. Without a role: all of a pytorch task, the submitter of a ray task.
+        ``attempt`` is the number of one Attempt, all by default; ``tail`` begins so many records from the
+        end. ``record.raw`` says in ``replica`` (rank), ``role`` and ``attempt`` whose a record is.
         """
         query = {"role": role, "index": index, "attempt": attempt, "tail": tail}
         path = route("tasks", reference, "logs")

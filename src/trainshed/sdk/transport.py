@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 from trainshed import __version__
 from trainshed.sdk.discovery import Connection
@@ -229,7 +229,9 @@ class Transport:
         """Somebody else's request, sent once with our key: status, headers and bytes of whatever answers."""
         own = {key: value for key, value in self._headers(path, {}).items() if key in _IDENTITY}
         try:
-            reply = self._exchange(method, path, {**headers, **own}, content)
+            path, _, text = path.partition("?")
+            query = parse_qs(text, keep_blank_values=True)
+            reply = self._exchange(method, path, {**headers, **own}, content, query=query)
         except NoAnswer as error:
             self._look_again()
             raise ConnectionFailed(_sentence(self.connection.url, error)) from error
