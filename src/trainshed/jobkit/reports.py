@@ -51,7 +51,7 @@ class Reports:
                 "code": code,
                 "message": self._hide(message)[:_MESSAGE_CHARS],
                 "level": level,
-                "data": data,
+                "data": self._hidden(data),
             }
             written = json.dumps(line).encode() + b"\n"
             if self._size + len(written) > _MOST_BYTES:
@@ -67,6 +67,16 @@ class Reports:
             self._size += len(written)
             self._number += 1
         self._hint()
+
+    def _hidden(self, value: object) -> object:
+        """The same without hidden values in its texts."""
+        if isinstance(value, str):
+            return self._hide(value)
+        if isinstance(value, dict):
+            return {self._hide(str(name)): self._hidden(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._hidden(each) for each in value]
+        return value
 
     def close(self) -> None:
         """Say nothing more."""
