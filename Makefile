@@ -28,10 +28,11 @@ test: $(VENV)/.tested-with $(CLIENT)/.installed lint ## Lint, then run every tes
 	@$(COMPILE)
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-soak: $(VENV)/.tested-with ## Run the property tests with many examples; takes hours
+soak: $(VENV)/.tested-with ## Property tests with many examples, two million steps of the gang simulator; takes hours
 	@scripts/install-postgresql
 	@$(COMPILE)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m hypothesis --timeout 7200 $(PYTEST_ARGS)
+	$(BIN)/python -m trainshed.policy.gangs.simulator --seed $${SOAK_SEED:-$$(date +%s)} --steps $${SOAK_STEPS:-2000000}
 
 lint: $(VENV)/.tested-with ## Style, formatting, types and import rules
 	$(BIN)/ruff check
