@@ -20,6 +20,7 @@ from trainshed.server.errors import error_response, refusal_response
 from trainshed.server.gate import Gate
 from trainshed.server.routes import (
     admin,
+    alarms,
     artifacts,
     blobs,
     catalog,
@@ -45,7 +46,14 @@ from trainshed.server.routes import (
 from trainshed.server.services import Services
 
 _METHOD_NOT_ALLOWED = 405
-_JOB_ROUTES = (validate.routes, jobs.routes, job_events.routes, logs.routes, manifest.routes)
+_JOB_ROUTES = (
+    validate.routes,
+    alarms.job_routes,
+    jobs.routes,
+    job_events.routes,
+    logs.routes,
+    manifest.routes,
+)
 # Before the Jobs' own: no Job is called `checkpoints`.
 _CHECKPOINTS = (checkpoints.routes,)
 _ROUTES = (
@@ -62,6 +70,7 @@ _ROUTES = (
     ("/v1/datasets", (datasets.routes,)),
     ("/v1/admin", (admin.routes,)),
     ("/v1/admin/content", (content_admin.routes,)),
+    ("/v1/alarms", (alarms.routes,)),
     ("/v1", (places.routes, catalog.routes)),
     ("/v1", (project.routes, system.routes, checkpoints.download_routes, checkpoints.operation_routes)),
 )

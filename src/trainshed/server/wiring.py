@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -20,14 +21,16 @@ from trainshed.control.controller import Controller
 from trainshed.control.images import ImageFreezer
 from trainshed.control.sealing import Seal, read_or_create_keys
 from trainshed.control.training.accept import TaskAcceptance
+from trainshed.control.training.alarms import Alarms
 from trainshed.control.training.catalogs import Catalogs
 from trainshed.control.training.gangs import Training
 from trainshed.control.training.operations import TaskOperations
 from trainshed.control.training.sites import OpenEngine
 from trainshed.engines.contract import Engine, EngineError
-from trainshed.engines.local import Isolation, LocalEngine, describe, log_files
+from trainshed.engines.local import Isolation, LocalEngine, describe, log_files, samples_in
 from trainshed.model.ids import IdFactory
 from trainshed.model.images import machine_architecture
+from trainshed.model.logs import LogFiles
 from trainshed.model.training.catalog import Cluster
 from trainshed.model.training.catalog import Engine as EngineKind
 from trainshed.server.app import create_app
@@ -60,11 +63,14 @@ class Deployment:
     app: ASGIApp
     services: Services
     host: ControllerHost | None
+    alarms: Alarms | None
     resources: contextlib.ExitStack
 
     def start(self) -> None:
         if self.host is not None:
             self.host.start()
+        if self.alarms is not None:
+            self.alarms.start()
 
     def end_streams(self) -> None:
         """Make open streams and long polls end soon. Called on the event loop."""
@@ -121,6 +127,11 @@ def build(
             )
             host = _host(config, folder, database, engine, blobs, ids, training)
             stack.callback(host.stop)
+        files_of = partial(_log_files, folder)
+        alarms = None
+        if role != "api":
+            alarms = Alarms(database, catalogs, clock, lambda unit, after: samples_in(files_of(unit), after))
+            stack.callback(alarms.stop)
         uploads = open_uploads(config.content, folder.content, blobs, database, clock)
         stack.callback(uploads.close)
         services = Services(
@@ -132,7 +143,7 @@ def build(
             task_operations=TaskOperations(database),
             catalogs=catalogs,
             outlook=OutlookReader(catalogs, policy.stop_grace_seconds),
-            log_files=lambda attempt_id: log_files(folder.engine, attempt_id),
+            log_files=files_of,
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
             seal=CursorSeal(instance),
@@ -151,7 +162,16 @@ def build(
             extra_metrics=gpu_metrics if engine else str,
         )
         app = create_app(services, public_only=role == "controller")
-        return Deployment(app, services, host, stack.pop_all())
+        return Deployment(app, services, host, alarms, stack.pop_all())
+
+
+def _log_files(folder: DataFolder, unit: str) -> LogFiles:
+    """Where the output of an Attempt or a replica lies: with this machine's engine, or another's here."""
+    here = log_files(folder.engine, unit)
+    if here.frames.parent.is_dir():
+        return here
+    others = (log_files(root, unit) for root in sorted((folder.root / "engines").glob("*")))
+    return next((found for found in others if found.frames.parent.is_dir()), here)
 
 
 def _seal(config: Config, folder: DataFolder) -> Seal:

@@ -1,7 +1,7 @@
 """The local engine: programs on this machine, one shim each, nothing else to install."""
 
 from trainshed.engines.local.containers import ImageSettings
-from trainshed.engines.local.engine import LocalEngine, log_files
+from trainshed.engines.local.engine import LocalEngine, log_files, samples_in
 from trainshed.engines.local.gpus import GpuMetrics, inventory, metrics
 from trainshed.engines.local.isolation import DEFAULT_USER, Isolation, describe, why_impossible
 
@@ -15,5 +15,6 @@ __all__ = [
     "inventory",
     "log_files",
     "metrics",
+    "samples_in",
     "why_impossible",
 ]

@@ -419,6 +419,11 @@ def log_files(root: Path, attempt_id: str) -> LogFiles:
     return LogFiles(path / folder.FRAMES, path / folder.INDEX, path / folder.SAMPLES)
 
 
+def samples_in(files: LogFiles, after: float) -> list[Sample]:
+    """What was measured beside these files later than ``after`` (Unix seconds), oldest first."""
+    return feedback.samples(files.samples.parent, after)
+
+
 def _possible(wanted: Isolation, root: Path) -> Isolation:
     """The same with the engine's own folder hidden. Raises `EngineError` if this machine cannot do it."""
     wanted = replace(wanted, hide=(*wanted.hide, root))

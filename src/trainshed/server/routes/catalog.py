@@ -7,7 +7,9 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from trainshed.control.training.channels import APPRISE_MISSING, apprise_is_there
 from trainshed.model.errors import Refusal
+from trainshed.model.training.catalog import ChannelType
 from trainshed.model.training.catalog_document import to_document
 from trainshed.model.training.explain import explain, field_names
 from trainshed.model.training.schema import task_schema
@@ -76,6 +78,8 @@ def apply_catalog(call: Call) -> shapes.AppliedCatalog:
     document = body.values.get("document")
     if not isinstance(document, dict):
         body.fault("document", "must be an object")
+    if isinstance(document, dict):
+        _refuse_what_cannot_be_sent(document, body)
     expected, dry_run = body.whole("expected_revision", 0, 2**31 - 1), body.boolean("dry_run")
     body.finish()
     applied = call.services.catalogs.apply(
@@ -86,6 +90,14 @@ def apply_catalog(call: Call) -> shapes.AppliedCatalog:
         call.services.wake()
     changes = [shapes.CatalogChange(**_change(each.as_dict())) for each in applied.changes]
     return shapes.AppliedCatalog(revision=applied.revision, changes=changes, applied=applied.stored)
+
+
+def _refuse_what_cannot_be_sent(document: dict[str, Any], body: Body) -> None:
+    """A channel that this server has no program for would stay silent (C40)."""
+    rows = document.get("alarm_channels")
+    for place, row in enumerate(rows if isinstance(rows, list) else ()):
+        if isinstance(row, dict) and row.get("type") == ChannelType.APPRISE and not apprise_is_there():
+            body.faults.add(f"alarm_channels[{place}].type", "ALARM_CHANNEL_UNAVAILABLE", APPRISE_MISSING)
 
 
 def _change(row: dict[str, str]) -> dict[str, Any]:
