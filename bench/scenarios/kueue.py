@@ -115,7 +115,7 @@ def _figures(generator: Generator, played: Played, share: float) -> list[Figure]
     peer = Peer("Kueue, published", generator.published)
     clock = f"{played.virtual_seconds:.1f} s on the virtual clock"
     note = (
-        f"{played.tasks:,} tasks in {played.seconds:.1f} s of work, {played.commit_seconds:.1f} s of it commits,"
+        f"{played.tasks:,} tasks in {played.seconds:.1f} s of work ({played.commit_seconds:.1f} in commits),"
         f" {clock}; mean time to admission: {waits}."
         " Kueue's figure includes an API server and real run times."
     )
