@@ -87,11 +87,11 @@ class Training:
         times = [float("inf")]
         if self._gang is not None:
             times.append(self._gang.due())
-            if self._waits:
+            if self._waits and self._check is None:
                 times.append(time.monotonic() + self._gang.until_late())
         if self._notice is not None:
             times.append(self._notice.due())
-        if self._check is not None:
+        if self._check is not None and self._check.is_running():
             times.append(self._check.until)
         if self._check_until is not None:
             times.append(self._check_until)
@@ -282,6 +282,10 @@ class _Check:
             return True
         self.close()
         return True
+
+    def is_running(self) -> bool:
+        """Whether some of its processes may still be there."""
+        return self._output >= 0
 
     def is_over(self) -> bool:
         """Whether all its processes are gone; those that take too long are ended."""
