@@ -91,7 +91,9 @@ def test_C54_a_stop_of_the_submitter_stops_the_job_and_ends_the_task(
     harness: RayHarness, tmp_path: Path
 ) -> None:
     cmd = "trap 'echo trapped; exit 7' TERM; echo running; while :; do sleep 0.1; done"
-    launches = ray_launches(harness.engine, tmp_path / "files", cmd, harness.cluster.nodes[:1])
+    # Ray refuses a submission id that was ever used on the cluster: this is another task.
+    nodes = harness.cluster.nodes[:1]
+    launches = ray_launches(harness.engine, tmp_path / "files", cmd, nodes, gang_id="ray-2")
     harness.engine.launch_many(launches)
     head, submitter = launches
     log = harness.engine.logs(submitter.attempt_id).frames
