@@ -322,5 +322,5 @@ def _response(answer: Any) -> Response:
     status, headers = 200, {}
     if isinstance(answer, Reply):
         status, headers, answer = answer.status, dict(answer.headers), answer.shape
-    content = type(answer).__pydantic_serializer__.to_json(answer)
+    content = type(answer).__pydantic_serializer__.to_json(answer, by_alias=True)
     return Response(content, status, headers, "application/json")
