@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -11,12 +12,14 @@ import pytest
 
 from support.deployment import GPU_MODEL
 from support.gangs import GangDeployment, catalog, task
+from support.ray_cluster import need_ray
+from support.torch import torch_path
 from support.waiting import wait_until
 from trainshed.content.logs import LogReader
 from trainshed.engines.local import LocalEngine
 from trainshed.model.states import State
 from trainshed.model.training.catalog import ANY, Volume
-from trainshed.model.training.spec import EnvVar, Mount, MountType
+from trainshed.model.training.spec import EnvVar, Kind, Mount, MountType
 
 
 class LocalGangs(GangDeployment):
@@ -37,15 +40,15 @@ class LocalGangs(GangDeployment):
         with LogReader(self.engine.logs(unit)) as reader:
             return b"".join(record.raw() for record in reader.records())
 
-    def settled(self, job: str) -> None:
-        """Within a minute of real time."""
+    def settled(self, job: str, seconds: float = 90) -> None:
+        """Within some seconds of real time."""
 
         def done() -> bool:
             self.controller.step()
             self.pass_time(1.0)
             return self.facts(job).settled
 
-        wait_until(done, 90)
+        wait_until(done, seconds)
 
 
 @pytest.fixture
@@ -130,3 +133,59 @@ def test_P14_gangs_run_on_while_the_server_restarts(here):
     assert d.trial(job).state is State.SUCCEEDED, d.trial(job).error_message
     assert len(d.attempts(job)) == 1
     assert [d.output(unit) for unit in d.units(job)] == [b"done\n", b"done\n"]
+
+
+_TRAIN = """cat > train.py <<'EOF'
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * dist.get_rank()
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {total.item():g}", flush=True)
+dist.destroy_process_group()
+EOF
+"""
+_PAGE = (
+    'torchrun --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" --nnodes "$WORLD_SIZE"'
+    ' --nproc_per_node 2 --node_rank "$RANK" train.py'
+)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("command", [_PAGE, "torchrun train.py"], ids=["the page's line", "bare"])
+def test_C44_torchrun_trains_on_two_replicas_of_two_processes(here, command):
+    path = torch_path()
+    d = here()
+    spec = task(
+        workers=1,
+        specs=["h100x2"],
+        cmd=_TRAIN + command,
+        env=(EnvVar("PATH", path), EnvVar("OMP_NUM_THREADS", "1")),
+    )
+    job = d.create(spec)
+    d.settled(job, 240)
+    assert d.trial(job).state is State.SUCCEEDED, d.trial(job).error_message
+    said = "".join(d.output(unit).decode() for unit in d.units(job))
+    # Two processes of a replica write to one stream: their lines may share one.
+    assert sorted(re.findall(r"rank \d of \d: sum \d", said)) == [f"rank {n} of 4: sum 6" for n in range(4)]
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.timeout(400)
+def test_C46_C52_a_ray_task_has_a_cluster_of_its_own_and_its_driver_decides(here):
+    path = f"{need_ray().parent}:/usr/local/bin:/usr/bin:/bin"
+    driver = (
+        "python -c 'import ray, os; ray.init(); "
+        'print("nodes", len(ray.nodes()), os.environ["TASK_UUID"])\' && exit 5'
+    )
+    d = here()
+    spec = task(kind=Kind.RAY, specs=["c2"], workers=1, cmd=driver, env=(EnvVar("PATH", path),))
+    job = d.create(spec)
+    d.settled(job, 350)
+    trial = d.trial(job)
+    assert (trial.state, trial.error_code, trial.exit_code) == (State.FAILED, "NONZERO_EXIT", 5), (
+        trial.error_message
+    )
+    assert f"nodes 2 {d.task(job).task_uuid}" in d.output(d.units(job)[2]).decode()
+    assert d.attempts(job)[0].failed_rank == 2
+    assert not d.unreleased()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainshed.control.launching import GpusMissing
@@ -190,8 +190,9 @@ def _ray(frame: Frame, spec: TaskSpec, parts: Sequence[Part]) -> list[Launch]:
         meeting=frame.meeting,
         nodes=tuple(part.node for part in parts),
         cmd=spec.cmd,
-        head=parts[0].amounts,
-        workers=parts[1 if len(parts) > 2 else 0].amounts,  # noqa: PLR2004 - head, worker, submitter
+        head=_shared_memory(parts[0].amounts),
+        # Head, workers, submitter; without workers nobody asks.
+        workers=_shared_memory(parts[min(1, len(parts) - 2)].amounts),
         runtime_env=runtime_env(spec.runtime_env_yaml),
         metadata={"project": task.project_id, "name": task.name},
         shared_storage=shared,
@@ -227,6 +228,11 @@ def _limits(amounts: Amounts) -> Limits:
         storage_mb=amounts.storage_mb or GPU_SHARE_STORAGE_MB * shares,
         shm_mb=amounts.shm_mb or min(GPU_SHARE_SHM_MB * shares, amounts.memory_mb),
     )
+
+
+def _shared_memory(amounts: Amounts) -> Amounts:
+    """The same with what a member may use of shared memory: Ray's object store lies there."""
+    return replace(amounts, shm_mb=_limits(amounts).shm_mb)
 
 
 def _gpus(part: Part, nodes: Sequence[Node]) -> tuple[Gpu, ...]:
