@@ -306,6 +306,6 @@ def test_real_gpus_without_a_specification_are_said_to_be_missing(
         podman.engine.launch(launch)
     (tmp_path / "cdi").mkdir()
     (tmp_path / "cdi" / "nvidia.yaml").touch()
-    box = podman.engine._container(launch, [])
+    box = podman.engine._intents._container(launch, [])
     assert box is not None
     assert "--device=nvidia.com/gpu=3" in box["commands"][0]

@@ -138,7 +138,7 @@ def test_a_program_has_no_privileges_and_cannot_gain_any(isolated: LocalHarness)
 def test_the_settings_name_the_user_of_programs(isolated: LocalHarness) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can change users")
-    isolated.engine._isolation = replace(isolated.engine._isolation, user=54_321)
+    isolated.engine._intents._isolation = replace(isolated.engine._isolation, user=54_321)
     users, written_as = look(isolated, "[os.getresuid(), (write('out'), os.stat('out').st_uid)[1]]")
     assert users == [54_321] * 3
     assert written_as == isolated.engine.work_directory("attempt-1").stat().st_uid == 54_321
@@ -191,7 +191,7 @@ def loopback_port() -> Iterator[int]:
 def test_loopback_servers_are_out_of_reach_unless_the_network_is_shared(
     isolated: LocalHarness, loopback_port: int, *, private: bool, reached: str
 ) -> None:
-    isolated.engine._isolation = replace(isolated.engine._isolation, network=private)
+    isolated.engine._intents._isolation = replace(isolated.engine._isolation, network=private)
     assert look(isolated, f"tried(connect, {loopback_port})") == reached
 
 
