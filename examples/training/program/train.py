@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -83,7 +84,11 @@ def main() -> None:
         if leave.item():
             break
         time.sleep(STEP_SECONDS)
+    dist.barrier()
     dist.destroy_process_group()
+    # What PyTorch does at the interpreter's end is slow and aborts at times; everything is written.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from trainshed.cli.output import Column, Fields, Sentence, Table, cell, duration, local_time, pick, sentence
+from trainshed.cli.output import (
+    Column,
+    Fields,
+    Sentence,
+    Table,
+    cell,
+    count,
+    duration,
+    local_time,
+    pick,
+    sentence,
+)
 
 Document = Mapping[str, Any]
 
@@ -95,10 +106,16 @@ def hardware_text(totals: Any) -> str | None:
     """Replicas and hardware of a task, in words."""
     if not isinstance(totals, Mapping):
         return None
-    names = (("pods", "replicas"), ("units", "units"), ("gpus", "GPUs"), ("cpus", "CPUs"))
-    parts = [f"{totals[key]} {name}" for key, name in names if totals.get(key) is not None]
-    parts += [f"{totals['memory_gib']} GiB of memory"] if totals.get("memory_gib") is not None else []
+    names = (("pods", "replica"), ("units", "unit"), ("gpus", "GPU"), ("cpus", "CPU"))
+    parts = [count(totals[key], name) for key, name in names if totals.get(key) is not None]
+    parts += [f"{gib} GiB of memory"] if (gib := _gib(totals)) else []
     return ", ".join(parts) or None
+
+
+def _gib(row: Document) -> str | None:
+    """Memory without digits that say nothing."""
+    found = row.get("memory_gib")
+    return f"{found:.10g}" if isinstance(found, int | float) else None
 
 
 def price_text(totals: Any) -> str | None:
@@ -255,7 +272,7 @@ ROLES = Table(
         Column("UNITS", "units"),
         Column("GPUS", "gpus"),
         Column("CPUS", "cpus"),
-        Column("MEMORY GIB", "memory_gib"),
+        Column("MEMORY GIB", _gib),
         Column("CHARGED", "charged", rank=1),
     ),
     empty="No replicas.",
