@@ -122,6 +122,7 @@ class NewMember:
     role: str
     node: str
     gpus: tuple[int, ...]
+    state: str = "Pending"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +287,7 @@ def open_all(connection: Connection, opened: Sequence[NewGang]) -> None:
                 "role": member.role,
                 "node": member.node,
                 "unit_id": unit_id(new.allocation.attempt_id, member.rank),
-                "state": "Pending",
+                "state": member.state,
                 "gpu_indices": json.dumps(list(member.gpus)),
             }
             for new in opened

@@ -163,6 +163,9 @@ def test_C38_pulls_are_tried_again_as_often_as_the_task_allows(site, retries):
     error = EngineError("IMAGE_PULL_FAILED", "no route", retryable=True)
     d.engine.script_image(IMAGE, ImageScript(failures=(error,) * (retries + 1)))
     job = d.create(task(image="example/train", image_pull_retries=retries), image=IMAGE)
+    if retries:
+        d.step()
+        assert (d.task(job).stage, [r.state for r in d.replicas(job)]) == ("pulling", ["Pulling"])
     facts = d.settle(job)
     assert facts.trial.state is State.FAILED
     assert facts.trial.error_code == "IMAGE_PULL_FAILED"

@@ -20,6 +20,7 @@ from trainshed.control.training.holding import (
     parts_of,
     running_of,
 )
+from trainshed.control.training.observing import PENDING, PULLING
 from trainshed.control.training.sites import Site
 from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Amounts, Node
@@ -192,7 +193,8 @@ class Admitter:
             parts=json.dumps([part.as_dict() for part in parts]),
             sources=json.dumps([[s.spec, s.own, s.borrowed, s.supplement] for s in sources]),
         )
-        members = tuple(NewMember(part.rank, part.role.value, part.node, part.gpus) for part in parts)
+        state = PENDING if spec_of(task).image == HOST_IMAGE else PULLING
+        members = tuple(NewMember(part.rank, part.role.value, part.node, part.gpus, state) for part in parts)
         return NewGang(allocation, number, task.next_cause, members)
 
     def _nodes(self) -> Mapping[str, Node]:
