@@ -237,6 +237,19 @@ class GangCluster:
             known[number] = (self.versions[number], ends[0][0] if ends else inf, steps)
         return steps
 
+    def all_steps(self, kind: int, shape: Shape, now: float) -> list[tuple[int, list[Step]]]:
+        """The same for every open node of a kind."""
+        known = self._steps.setdefault((kind, shape), {})
+        versions = self.versions
+        every: list[tuple[int, list[Step]]] = []
+        for number in self.open_nodes(kind):
+            found = known.get(number)
+            if found is None or found[0] != versions[number] or now > found[1]:
+                every.append((number, self.steps(number, kind, shape, now)))
+            else:
+                every.append((number, found[2]))
+        return every
+
     def ends(self, number: int, now: float) -> list[tuple[float, str, int, Amounts]]:
         """``(time, id, GPUs as a mask, amounts)`` of everything that will leave a node, in order."""
         name = self.layout.names[number]

@@ -34,6 +34,7 @@ from trainshed.policy.gangs.snapshot import (
 )
 
 _FULL = (GangWait.WAITING_FOR_RESOURCES, GangWait.FRAGMENTED)
+_STARTS = GangReason(GangWait.PENDING_EVALUATION)
 _SEVERITY = {code: number for number, code in enumerate(GangWait)}
 
 
@@ -157,6 +158,11 @@ class _Decider:
 
     def _place(self, waiting: Waiting) -> tuple[Admission | None, GangReason]:
         """The first choice that fits; otherwise the reason that is nearest to a start."""
+        if len(waiting.key.choices) == 1:
+            only = self.state.place(waiting, 0)
+            if isinstance(only, GangReason):
+                return None, only
+            return Admission(waiting.id, waiting.key, 0, only[0], only[1]), _STARTS
         passed: list[tuple[str, str]] = []
         best = GangReason(GangWait.MISCONFIGURED, pool=waiting.key.pool)
         for number in self._allowed(waiting):
@@ -185,7 +191,10 @@ class _Decider:
         for place, line in self.queue.heads:
             while self.returned and self.returned[0][0] < place:
                 yield from self._next(*heapq.heappop(self.returned))
-            yield from self._next(place, line, 0)
+            if place[3] in self.plans.settled:
+                yield from self._next(place, line, 0)
+            else:
+                yield self.queue.tasks[place[3]], line, 0
         while self.returned:
             yield from self._next(*heapq.heappop(self.returned))
 

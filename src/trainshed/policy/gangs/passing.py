@@ -366,7 +366,6 @@ class Pass:
             steps=self._steps,
             left=self.left,
             bounds=bounds,
-            open_nodes=self.cluster.open_nodes,
             held=self._held,
             now=self.now,
         )
@@ -376,10 +375,12 @@ class Pass:
         every = self.layout.all_gpus[kind][node]
         return (every & ~self.room.masks[node]).bit_count()
 
-    def _steps(self, node: int, kind: int, shape: Shape) -> list[Step]:
-        if node not in self.started and node not in self.delayed:
-            return self.cluster.steps(node, kind, shape, self.now)
-        return walk(self.room, node, kind, shape, self._ends(node), self.now)
+    def _steps(self, kind: int, shape: Shape) -> list[tuple[int, list[Step]]]:
+        every = self.cluster.all_steps(kind, shape, self.now)
+        for place, (node, _) in enumerate(every):
+            if node in self.started or node in self.delayed:
+                every[place] = (node, walk(self.room, node, kind, shape, self._ends(node), self.now))
+        return every
 
     def _ends(self, node: int) -> Ends:
         delayed = self.delayed.get(node, {})

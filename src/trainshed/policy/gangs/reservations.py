@@ -74,19 +74,17 @@ class Earliest:
         self,
         layout: Layout,
         *,
-        steps: Callable[[int, int, Shape], list[Step]],
+        steps: Callable[[int, Shape], list[tuple[int, list[Step]]]],
         left: Callable[[int, int, float], Amounts],
         bounds: Bounds,
-        open_nodes: Callable[[int], Sequence[int]],
         held: Callable[[int, int], int],
         now: float,
     ) -> None:
-        """``steps`` and ``left`` know what becomes free on a node, from when on, and what is free then."""
+        """``steps`` knows what fits on each open node from when on, ``left`` what is free on one then."""
         self.layout = layout
         self.steps = steps
         self.left = left
         self.bounds = bounds
-        self.open_nodes = open_nodes
         self.held = held
         self.now = now
 
@@ -119,11 +117,9 @@ class Earliest:
         gains: list[tuple[float, int, int, int]] = []
         now, bounds = self.now, self.bounds
         bounded = bool(bounds.spares) or bool(bounds.excluded)
-        for node in self.open_nodes(kind):
+        for node, found in self.steps(kind, shape):
             before = 0
-            steps = (
-                self.steps(node, kind, shape) if node not in nodes else self._beside(node, kind, shape, nodes)
-            )
+            steps = self._beside(node, kind, shape, nodes) if node in nodes else found
             for at, fit in steps:
                 most = bounds.most(node, kind, shape, fit) if bounded and fit else fit
                 if most > before:
