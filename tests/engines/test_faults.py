@@ -87,7 +87,7 @@ def test_C34_a_gpu_that_does_not_answer_any_more_is_a_fault(
     looking = faults.Faults(tmp_path, "n1")
     assert looking.found(REAL) == {}
     monkeypatch.setattr(faults.gpus, "inventory", lambda: REAL[:1])
-    assert looking.found(REAL) == {"n1/gpu:1": "GPU 1 (GPU-1) does not answer any more."}
+    assert looking.found(REAL[:1]) == {"n1/gpu:1": "GPU 1 (GPU-1) does not answer any more."}
 
 
 def test_C34_a_link_that_went_down_is_a_fault_until_it_is_back(

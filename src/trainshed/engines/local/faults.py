@@ -41,12 +41,15 @@ class Faults:
         self._hook = root / HOOK
         self._node = node
         self._found: dict[str, str] = {}
+        self._known: dict[str, Gpu] = {}
+        """Real GPUs that were there once, by id: one that is gone is missing from later lists."""
         self._links = _links()
         self._messages = _open_messages()
 
     def found(self, known: Sequence[Gpu]) -> Mapping[str, str]:
         """``NODE`` or ``NODE/gpu:INDEX`` -> the evidence in a sentence, of these GPUs."""
-        real = [gpu for gpu in known if not gpu.simulated]
+        self._known |= {gpu.uuid: gpu for gpu in known if not gpu.simulated}
+        real = list(self._known.values())
         if real:
             self._look_at_devices(real)
         self._read_messages(real)
