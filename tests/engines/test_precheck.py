@@ -134,6 +134,22 @@ def test_C31_a_check_that_hangs_ends_at_its_limit(local: LocalHarness, tmp_path:
     assert "it hangs" in log(local, launches[0])
 
 
+def test_C32_P9_a_hidden_value_of_the_check_reaches_it_alone_and_no_log(
+    local: LocalHarness, tmp_path: Path
+) -> None:
+    path = fake_python(
+        tmp_path, 'echo "token $TOKEN ${#TOKEN}" >&2; [ ${#TOKEN} = 16 ] || exit 0; sleep 1000'
+    )
+    check = Precheck({"TOKEN": "other"}, timeout_seconds=1.0, secrets={"TOKEN": "nobody-sees-this"})
+    [launch] = checked(local, ["true"], check, path=path)
+    local.engine.launch(launch)
+    assert "did not finish" in local.until(launch.attempt_id, SETTLED).exit.detail
+    assert log(local, launch) == "token *** 16\n"
+    for place in local.folder(launch.attempt_id).rglob("*"):
+        if place.is_file():
+            assert b"nobody-sees-this" not in place.read_bytes(), place
+
+
 def test_C31_a_member_that_is_lost_in_the_check_fails_all(local: LocalHarness, tmp_path: Path) -> None:
     path = fake_python(tmp_path, "sleep 1000")
     launches = checked(local, ["true"] * 2, Precheck({}, timeout_seconds=600), path=path)

@@ -188,6 +188,8 @@ class Precheck:
     timeout_seconds: float = 600.0
     port: int = 0
     """Its rendezvous on the first host; 0: the engine takes a free one."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """As ``env``, but with values that appear nowhere (as `Launch.secrets`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,6 +260,8 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
         linux.forbid_new_privileges()
         os.chdir(work)
     launch["env"] |= hidden.get("env", {})
+    if launch.get("precheck"):
+        launch["precheck"]["env"] |= hidden.get("check", {})
     enforcement["shm"] = "mount" if private else cgroups.NOT_ENFORCED
     enforcement["mounts"] = view
     enforcement |= {"storage": "watched", "log": "shim", "tree": launch["killing"]}

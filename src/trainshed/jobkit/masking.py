@@ -12,11 +12,15 @@ SHORTEST = 4
 _SHORTEST_LINE = 8
 """Lines of a value of several lines are values of their own, if they are no shorter."""
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def values(secrets: dict[str, str]) -> list[bytes]:
-    """What is to be masked for these variables: each value, and each line of those with several."""
+
+def values(hidden: Iterable[str]) -> list[bytes]:
+    """What is to be masked for these values: each of them, and each line of those with several."""
     found = set()
-    for value in secrets.values():
+    for value in hidden:
         data = value.encode("utf-8", "surrogateescape")
         if len(data) >= SHORTEST:
             found.add(data)

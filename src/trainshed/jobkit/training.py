@@ -40,8 +40,9 @@ class Training:
     def __init__(self, path: str, hint: Callable[[], object]) -> None:
         self._path = path
         self._settings: Json = folder.read(path, folder.TRAINING) or {}
-        hidden = (folder.read(path, folder.SECRETS) or {}).get("env", {})
-        self._hidden = masking.values(hidden)
+        hidden = folder.read(path, folder.SECRETS) or {}
+        texts = [*hidden.get("env", {}).values(), *hidden.get("check", {}).values()]
+        self._hidden = masking.values(texts)
         self._epoll = select.epoll()
         self.fd = self._epoll.fileno()
         self._members: Callable[[], set[int]] = set

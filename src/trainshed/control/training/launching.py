@@ -101,7 +101,8 @@ def _launch(
             "min_bus_gbps": thresholds.allreduce_gb_per_second if thresholds else 0.0,
         }
         check = Precheck(
-            env={**_shown(spec.precheck.env), **frame.check_secrets},
+            env=_shown(spec.precheck.env),
+            secrets=frame.check_secrets,
             thresholds={name: value for name, value in wanted.items() if value > 0},
             timeout_seconds=float(thresholds.timeout_seconds if thresholds else 600),
         )

@@ -81,8 +81,12 @@ class TrainingIntents:
             for name, text in neighbours.files(launch.gang).items():
                 (path / name).write_text(text, encoding="utf-8")
                 (path / name).chmod(0o644)
-        hidden = {"env": dict(launch.secrets), "keys": neighbours.keys(launch)}
-        if launch.secrets or hidden["keys"]:
+        hidden = {
+            "env": dict(launch.secrets),
+            "check": dict(launch.precheck.secrets) if launch.precheck else {},
+            "keys": neighbours.keys(launch),
+        }
+        if any(hidden.values()):
             folder.write_durably(path, folder.SECRETS, hidden)
         caveats = [["MOUNT_ELSEWHERE", sentence] for sentence in elsewhere]
         if launch.gang is not None and not apart and not self._shows_home():
