@@ -187,7 +187,7 @@ class Precheck:
     """``min_tflops`` per GPU, ``min_bus_gbps``; what is missing is only measured."""
     timeout_seconds: float = 600.0
     port: int = 0
-    """Its rendezvous on the first host; 0: the engine takes a free one."""
+    """Its rendezvous on the first host; 0: the engine takes one, beside that of `Meeting.port`."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """As ``env``, but with values that appear nowhere (as `Launch.secrets`)."""
 

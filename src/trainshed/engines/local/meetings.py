@@ -83,12 +83,13 @@ class Meetings:
         check_port = self._free_port(chosen[0], {*ports, port})
         return {"hosts": hosts, "port": port, "check_port": check_port, "size": size}
 
-    def check_port(self, gang_id: str) -> int:
-        """Where the check before training of a gang meets. Raises `EngineError` if it was never decided."""
+    def check_port(self, gang_id: str, meeting: Meeting) -> int:
+        """Where the check before training of a gang meets on its first host.
+
+        Where another engine decided the meeting, that is the port after its own: all members must agree.
+        """
         known = folder.read(self.root / gang_id, MEETING)
-        if not known:
-            raise EngineError("LAUNCH_INVALID", f"{gang_id} was given no place to meet", retryable=False)
-        return int(known["check_port"])
+        return int(known["check_port"]) if known else meeting.port + 1
 
     def _free_port(self, address: str, taken: Collection[int]) -> int:
         for step in range(len(_PORTS)):

@@ -128,7 +128,9 @@ class TrainingIntents:
             return []
         slots = [host.slots for host in gang.meeting.hosts] if gang else [max(1, len(launch.gpus))]
         rank = gang.rank if gang else 0
-        port = check.port or (self._meetings.check_port(gang.id) if gang else free_port(_LOOPBACK))
+        port = check.port or (
+            self._meetings.check_port(gang.id, gang.meeting) if gang else free_port(_LOOPBACK)
+        )
         return [
             {
                 "local": local,
