@@ -232,15 +232,14 @@ def why(session: Session, task: str) -> None:
 @click.command()
 @click.argument("task", type=REFERENCE)
 @click.option("--replica", type=Whole(0), help="Only the replica of this rank.")
-@click.option("--series", multiple=True, metavar="NAME", help="Only this value. Repeatable.")
+@click.option("--attempt", type=Whole(1), help="Of this Attempt; the newest by default.")
+@click.option("--series", metavar="NAME", help="Only values whose names begin so.")
 @click.option(
     "--watch", is_flag=True, help=f"Again every {WATCH_SECONDS:g} seconds until the task has ended."
 )
 @json_option
 @click.pass_obj
-def metrics(
-    session: Session, *, task: str, replica: int | None, series: tuple[str, ...], watch: bool
-) -> None:
+def metrics(session: Session, /, *, task: str, watch: bool, **asked: Any) -> None:
     """Show what the replicas of a task use and report.
 
     The newest values, the least and the most, and how the last ones went.
@@ -251,7 +250,7 @@ def metrics(
         after: float | None = None
         while True:
             ended = not watch or client.tasks.get(job_id).ended
-            found = client.tasks.metrics(job_id, replica=replica, after=after, series=series)
+            found = client.tasks.metrics(job_id, after=after, **asked)
             newest = found.raw.get("next_after")
             after = float(newest) if isinstance(newest, int | float) else after
             kept += found.items

@@ -273,16 +273,17 @@ class Tasks:
         reference: str,
         *,
         replica: int | None = None,
+        attempt: int | None = None,
         after: float | None = None,
-        series: Sequence[str] | None = None,
+        series: str | None = None,
     ) -> Page[TaskSample]:
         """Measurements of its replicas, oldest first (C37).
 
-        ``after`` is a time (Unix seconds) or the ``next_after`` in ``raw`` of the page before; ``series`` are
-        names of values, all by default.
+        Of the newest Attempt, or the one with a number. ``after`` is a time (Unix seconds) or the
+        ``next_after`` in ``raw`` of the page before; names of values have to begin with ``series``.
         """
         job_id = reference if reference.startswith(_JOB_PREFIX) else self.get(reference).job_id
-        query = {"replica": replica, "after": after, "series": list(series) if series else None}
+        query = {"replica": replica, "attempt": attempt, "after": after, "series": series}
         found = self._transport.call("GET", route("jobs", job_id, "resource-metrics"), query=query)
         return page(found, task_sample)
 
