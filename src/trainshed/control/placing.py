@@ -69,6 +69,7 @@ class Placer:
         self._board_text = ""
         self._decision: Decision | None = None
         self._cluster = Cluster(())
+        self._gang_members = 0
         self._pass_projects: dict[str, Project] = {}
 
     def __len__(self) -> int:
@@ -145,6 +146,7 @@ class Placer:
         now = self._clock()
         cluster = Cluster(nodes, [*(each for a in held for each in self._holds(a)), *planned])
         projects = self._projects(now)
+        self._gang_members = len(cluster) - sum(allocation.parts is None for allocation in held)
         decision = place(cluster, self._queue, projects, now=now, rules=self._rules(), kept=reserved)
         placed = self._store(decision.placements, nodes, now) if decision.placements else []
         for item in placed:
@@ -185,9 +187,11 @@ class Placer:
         return json.dumps(to_json(make_board(self._decision, outlook, self._queue)))
 
     def _rules(self) -> PassRules:
+        most = self._policy.max_active_trials
         return PassRules(
             max_placements=_MAX_PLACEMENTS,
-            max_active_trials=self._policy.max_active_trials,
+            # The limit is one of Runner Trials: what gangs hold beside them counts for itself.
+            max_active_trials=None if most is None else most + self._gang_members,
             overhead_seconds=self._policy.stop_grace_seconds + 60.0,
         )
 

@@ -13,7 +13,7 @@ from trainshed.engines.contract import Report, Role
 from trainshed.engines.fake import Script
 from trainshed.model.states import AllocationState, State
 from trainshed.model.training.catalog import ANY, Volume
-from trainshed.model.training.spec import Debug, Kind, SharedStorage
+from trainshed.model.training.spec import Debug, Kind, ResourceType, SharedStorage
 
 FOREVER = Script(run_seconds=None)
 
@@ -95,6 +95,20 @@ def test_C50_a_stop_ends_it_at_once_and_the_result_stays(site):
     d.operations.stop(d.viewer(), job, at=d.now(), actor="human:ann")
     assert d.settle(job).trial.state is State.SUCCEEDED
     assert d.now() - begun < 120.0
+
+
+def test_C50_who_needs_the_place_of_a_kept_cluster_gets_it_and_the_result_stays(site):
+    d = site(default=FOREVER)
+    spot = {"resource_type": ResourceType.SPOT, "specs": ["h100x4"]}
+    job = d.create(_ray(debug=Debug(enabled=True, retention_seconds=80_000), **spot))
+    d.until(job, State.RUNNING)
+    _driver_ends(d, job, 0, until=d.now() + 80_000.0)
+    d.until(job, State.COLLECTING)
+    d.pass_time(700.0)
+    winner = d.create(task(resource_type=ResourceType.RESERVED, specs=["h100x4"]))
+    d.until(winner, State.RUNNING)
+    assert d.facts(job).trial.state is State.SUCCEEDED
+    assert "PREEMPTED" in d.facts(job).codes()
 
 
 def test_C50_a_deletion_ends_it_at_once(site):

@@ -6,6 +6,7 @@ from support.deployment import fleet
 from support.gangs import task
 from trainshed.engines.fake import Script
 from trainshed.model.states import State
+from trainshed.policy.effective import ServerPolicy
 
 
 def _site(site, **options):
@@ -59,3 +60,13 @@ def test_P11_small_gangs_do_not_starve_a_runner_trial_that_waits_for_the_whole_n
     d.stop(short)
     d.run_until(lambda: d.facts(trial).trial.state is State.RUNNING)
     assert d.trial(later).state is State.QUEUED
+
+
+def test_the_limit_of_active_trials_is_one_of_runner_trials(site):
+    d = _site(site, policy=ServerPolicy(max_active_trials=1))
+    gang = d.create(task(workers=1))
+    d.until(gang, State.RUNNING)
+    jobs = [d.submit(d.publish(gpus=1)) for _ in range(2)]
+    d.step()
+    states = [d.facts(job).trial.state for job in jobs]
+    assert states.count(State.QUEUED) == 1, states

@@ -158,6 +158,9 @@ def _values(ended: GangEnded, *, started: bool) -> dict[str, Any]:
         "error_code": judged.error,
         "error_message": message if judged.state is State.FAILED else None,
     }
+    if started and ended.view is not None and ended.gang.trial.state is State.STOPPING:
+        begun = ended.view.started_at or ended.gang.trial.started_at
+        values |= {"user_code_started": True, "started_at": begun}
     if ended.view is not None and ended.view.ended_at is not None:
         values["finished_at"] = ended.view.ended_at
     return values

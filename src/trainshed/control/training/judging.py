@@ -120,17 +120,19 @@ def judge(
     """
     if gang.trial.state is State.STOPPING:
         return _stopped(view)
-    if gang.allocation.evicted_at is not None and (view is None or _had_to_go(gang, view)):
+    if gang.allocation.evicted_at is not None and _had_to_go(gang, view):
         return _preempted(gang, ledger)
     if failure is None and view is not None and view.succeeded:
         return Judgement(State.SUCCEEDED, "FINISHED", _success(gang, view), "exit", exit_code=0)
     return _failed(gang, view, ledger, evidence, failure, log_tail, single_machine, now)
 
 
-def _had_to_go(gang: Gang, view: View) -> bool:
+def _had_to_go(gang: Gang, view: View | None) -> bool:
     """Whether an evicted gang ended because of that: one that was not told yet may have ended by itself."""
-    if not view.has_started:
+    if view is None or not view.has_started:
         return True
+    if view.driver_code is not None:
+        return False  # only its cluster was still kept (C50)
     at = gang.allocation.evicted_at or 0.0
     told = view.noticed or any(_asked(each) for each in view.seen)
     late = (view.ended_at or at) >= at
