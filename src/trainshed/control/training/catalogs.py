@@ -18,7 +18,7 @@ from trainshed.model.resources import Node
 from trainshed.model.strict_json import canonical_json
 from trainshed.model.training.automatic import automatic
 from trainshed.model.training.catalog import ANY, Catalog, Engine, Volume
-from trainshed.model.training.catalog_document import Change, diff, to_document
+from trainshed.model.training.catalog_document import Change, diff, masked_url, to_document
 from trainshed.model.training.catalog_reading import read_catalog
 from trainshed.store import catalogs as store
 from trainshed.store.database import Connection, Database
@@ -108,7 +108,7 @@ class Catalogs:
             revision, old = self.current(connection)
         if expected is not None and expected != revision:
             raise _changed_meanwhile(revision)
-        new = self._unmasked(read_catalog(document), old)
+        new = read_catalog(_unmasked(document, old))
         changes = tuple(diff(old if revision else Catalog(), new))
         if revision and not changes:
             return Applied(revision, (), stored=False)
@@ -145,16 +145,22 @@ class Catalogs:
                     row[key] = secrets[name]
         return read_catalog(document)
 
-    @staticmethod
-    def _unmasked(new: Catalog, old: Catalog) -> Catalog:
-        known = {each["id"]: each["url"] for each in to_document(old, masked=True).get("alarm_channels", ())}
-        channels = tuple(
-            replace(channel, url=there.url)
-            if (there := old.channel(channel.id)) is not None and channel.url == known.get(channel.id)
-            else channel
-            for channel in new.alarm_channels
-        )
-        return replace(new, alarm_channels=channels)
+
+def _unmasked(document: Any, old: Catalog) -> Any:
+    """The document with the stored values where it shows masks, as readers get them; else it is as it was."""
+    if not isinstance(document, Mapping):
+        return document
+    urls = {each.id: each.url for each in old.alarm_channels}
+
+    def channel(row: Mapping[str, Any]) -> Any:
+        url = urls.get(row.get("id", ""))
+        return {**row, "url": url} if url is not None and row.get("url") == masked_url(url) else row
+
+    rows = document.get("alarm_channels")
+    if not isinstance(rows, list):
+        return document
+    restored = [channel(row) if isinstance(row, Mapping) else row for row in rows]
+    return {**document, "alarm_channels": restored}
 
 
 def _parted(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -25,7 +25,6 @@ from trainshed.store import catalogs
 
 routes = Routes("catalog")
 
-MASK = "***"
 NAME = Param(
     "name",
     {"type": "string"},
@@ -36,23 +35,16 @@ NAME = Param(
 
 @routes.get("/catalog", Operation("Read the catalogue", answer=shapes.CatalogView, any_of=READ))
 def read_catalog(call: Call) -> shapes.CatalogView:
-    """What counts now; URLs of alarm channels and hidden values are masked."""
+    """What counts now; URLs of alarm channels are masked."""
     with call.services.database.read() as connection:
         revision, catalog = call.services.catalogs.current(connection)
         stored = catalogs.find(connection, revision) if revision else None
     return shapes.CatalogView(
         revision=revision,
-        document=_masked(to_document(catalog, masked=True)),
+        document=to_document(catalog, masked=True),
         applied_at=None if stored is None else iso(stored.applied_at),
         applied_by=None if stored is None else stored.applied_by,
     )
-
-
-def _masked(document: dict[str, Any]) -> dict[str, Any]:
-    for row in document.get("task_env", []):
-        if row.get("hidden") and row.get("value") is not None:
-            row["value"] = MASK
-    return document
 
 
 @routes.put(

@@ -133,7 +133,7 @@ class QuotaRow(Shape):
 
 
 class CatalogView(Shape):
-    """The catalogue that counts; URLs of channels and hidden values are masked."""
+    """The catalogue that counts; URLs of alarm channels are masked."""
 
     revision: int = Field(description="0: nobody applied one; it is made from what the machine has.")
     document: dict[str, Any]
