@@ -8,8 +8,8 @@ from policy.gangs.gang_worlds import World, gang, nodes
 from trainshed.policy.gangs import invariants, simulator
 from trainshed.policy.gangs.simulator import SimulatedSite, simulate
 
-PIECES = 20
-STEPS = 5_000
+PIECES = 40
+STEPS = 2_500
 
 
 @pytest.mark.parametrize("piece", range(PIECES))
