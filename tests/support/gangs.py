@@ -74,6 +74,14 @@ def catalog(
     )
 
 
+def two_clusters() -> Catalog:
+    """This machine, and a Ray cluster with a pool of its own."""
+    named = tuple(spec.name for spec in SPECS)
+    near = catalog(pools=[Pool(POOL, "local", named), Pool("far", "far", named)])
+    far = Cluster("far", "local", Engine.RAY, "10.0.0.1:6379")
+    return replace(near, clusters=(*near.clusters, far))
+
+
 def task(**changes: Any) -> TaskSpec:
     """A pytorch task of one replica on one GPU; `specs`, `count` and `tries` are short for longer fields."""
     specs = changes.pop("specs", ("h100x1",))
@@ -110,6 +118,7 @@ class GangDeployment(FakeDeployment):
         nodes: Sequence[Node] = (fleet(4, name="n1"), fleet(4, name="n2")),
         default: Script | None = None,
         catalog_: Catalog | None = None,
+        open_engine: Any = None,
         **options: Any,
     ) -> None:
         self.catalog = catalog_ or catalog()
@@ -122,6 +131,7 @@ class GangDeployment(FakeDeployment):
             lambda _connection: (self.revision, self.catalog),
             lambda sealed: {} if sealed is None else self.hidden[sealed],
             root / "gangs",
+            open_engine,
         )
         super().__init__(database, root, nodes=nodes, default=default, **options)
         self.operations = TaskOperations(database)

@@ -148,6 +148,8 @@ class Controller:
         if self._gangs is not None:
             self._gangs.close()
         self._reconciler.close()
+        if self._gangs is not None:
+            self._gangs.disconnect()
 
     def step(self, changed: set[str] | None = None, *, everything: bool = True) -> bool:
         """One look at the world and what follows from it; whether another should follow at once.

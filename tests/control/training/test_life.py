@@ -6,12 +6,14 @@ import json
 
 import pytest
 
-from support.gangs import catalog, task
+from support.deployment import fleet
+from support.gangs import catalog, task, two_clusters
 from trainshed.engines.contract import EndedBy, EngineError, Report
-from trainshed.engines.fake import ImageScript, Script
+from trainshed.engines.fake import FakeEngine, ImageScript, Script
 from trainshed.model.states import AllocationState, State
 from trainshed.model.training.catalog import ANY, Quota, Volume
 from trainshed.model.training.spec import Endpoint, EnvVar, Metrics, Mount, MountType, Precheck, ResourceType
+from trainshed.store import settings
 
 IMAGE = "example/train@sha256:" + "1" * 64
 
@@ -309,3 +311,29 @@ def test_P8_the_logs_of_every_member_go_when_their_time_is_over(site):
     d.step()
     assert not any((d.root / "engine" / unit).exists() for unit in units)
     assert d.attempts(job)[0].log_deleted_at is not None
+
+
+def test_C1_a_cluster_that_comes_later_runs_what_waited_for_it(site, tmp_path):
+    """Its engine is opened beside the controller's thread, again and again until it answers."""
+    tries: list[str] = []
+    far = FakeEngine(tmp_path / "far", nodes=[fleet(4, name="far1")], default=Script(run_seconds=5.0))
+
+    def open_engine(cluster):
+        tries.append(cluster.address)
+        if len(tries) < 3:
+            raise EngineError("ENGINE_UNREACHABLE", "no route", retryable=True)
+        return far
+
+    d = site(open_engine=open_engine, catalog_=two_clusters())
+    far.world = d.world
+    here, there = d.create(task()), d.create(task(cluster="far", pool="far", workers=1))
+    d.step()
+    assert (d.trial(here).state, d.trial(there).state) == (State.PREPARING, State.QUEUED)
+    assert d.settle(there).trial.state is State.SUCCEEDED
+    assert tries == ["10.0.0.1:6379"] * 3
+    assert d.nodes_of(there) == ["far1", "far1"]
+    [held] = d.facts(there).allocations[d.trial(there).id]
+    assert held.engine == "ray:10.0.0.1:6379"
+    with d.database.read() as connection:
+        published = json.loads(settings.get(connection, settings.FLEET))
+    assert [row["node"]["name"] for row in published["far"]] == ["far1"]

@@ -183,8 +183,11 @@ def test_C46_C52_a_ray_task_has_a_cluster_of_its_own_and_its_driver_decides(here
     job = d.create(spec)
     d.settled(job, 350)
     trial = d.trial(job)
+    said = "".join(d.output(unit).decode() for unit in d.units(job))
     assert (trial.state, trial.error_code, trial.exit_code) == (State.FAILED, "NONZERO_EXIT", 5), (
-        trial.error_message
+        trial.error_message,
+        said,
+        [event.message for event in d.facts(job).events],
     )
     assert f"nodes 2 {d.task(job).task_uuid}" in d.output(d.units(job)[2]).decode()
     assert d.attempts(job)[0].failed_rank == 2

@@ -167,5 +167,9 @@ class Gangs:
         return found
 
     def close(self) -> None:
+        """Begin nothing more; what is under way is repeated by the next process."""
         self._reconciler.close()
+
+    def disconnect(self) -> None:
+        """Let go of the engines of other clusters, once nobody works with them any more."""
         self._sites.close()
