@@ -169,7 +169,7 @@ def open_site(
         tasks=TaskAcceptance(database, catalogs, seal, freezer, clock, IDS, key=seal.digest_key),
         task_operations=TaskOperations(database),
         catalogs=catalogs,
-        outlook=OutlookReader(catalogs, rules.stop_grace_seconds),
+        outlook=OutlookReader(catalogs, rules),
         log_files=lambda attempt_id: log_files(data / "local", attempt_id),
         wake=lambda: woken.append(True),
         machine=Machine("all", data),

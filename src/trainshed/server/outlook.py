@@ -20,6 +20,7 @@ from trainshed.model.resources import Node
 from trainshed.model.states import AllocationState
 from trainshed.model.training.catalog import Catalog, Cluster, Engine
 from trainshed.policy.cluster import Held
+from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.gangs.cluster import GangCluster, LineKey
 from trainshed.policy.gangs.decide import decide
 from trainshed.policy.gangs.queue import GangQueue
@@ -160,11 +161,14 @@ class OutlookReader:
     def __init__(
         self,
         catalogs: Catalogs,
-        stop_grace_seconds: float,
+        policy: ServerPolicy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._catalogs = catalogs
-        self._grace = stop_grace_seconds
+        self._grace = policy.stop_grace_seconds
+        self._rules = GangRules(
+            overhead_seconds=self._grace + RELEASE_SECONDS, min_run_seconds=policy.min_run_seconds
+        )
         self._clock = clock
         self._guard = threading.Lock()
         self._kept: Outlook | None = None
@@ -198,7 +202,7 @@ class OutlookReader:
             if task.cluster in keys and trial.id not in blocked:
                 waiting.setdefault(keys[task.cluster], []).append(waiting_of(trial, task, catalog))
         quotas = QuotaTable(catalog.quotas)
-        rules = GangRules(overhead_seconds=self._grace + RELEASE_SECONDS)
+        rules = self._rules
         yards = {}
         for key in dict.fromkeys(keys.values()):
             mine = {cluster for cluster, site in keys.items() if site == key}

@@ -142,7 +142,7 @@ def build(
             tasks=TaskAcceptance(database, catalogs, seal, images, clock, ids, key=seal.digest_key),
             task_operations=TaskOperations(database),
             catalogs=catalogs,
-            outlook=OutlookReader(catalogs, policy.stop_grace_seconds),
+            outlook=OutlookReader(catalogs, policy),
             log_files=files_of,
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
