@@ -7,10 +7,13 @@ import pytest
 from hypothesis import strategies as st
 
 from support import documents
-from trainshed.cli import views
+from trainshed.cli import train_views, views
 from trainshed.cli.output import Table, duration
 from trainshed.cli.output import pick as picked
+from trainshed.cli.pool import CORDONS, IDLE, POOLS
+from trainshed.cli.quota import QUOTAS
 from trainshed.cli.tables import Line, Shape, lay_out, text_width
+from trainshed.cli.train_watch import METRICS
 
 
 def printed(line: Line) -> str:
@@ -66,7 +69,13 @@ def test_wide_letters_are_counted_as_two():
 
 
 @pytest.mark.parametrize(
-    "table", [views.JOBS, views.TRIALS, views.EVENTS, views.ARTIFACTS], ids=lambda t: t.empty
+    "table",
+    [
+        *(views.JOBS, views.TRIALS, views.EVENTS, views.ARTIFACTS),
+        *(train_views.TASKS, train_views.REPLICAS, train_views.ATTEMPTS, train_views.EVENTS),
+        *(train_views.ROLES, train_views.QUOTA_OF_TASK, POOLS, IDLE, CORDONS, QUOTAS, METRICS),
+    ],
+    ids=lambda t: t.empty,
 )
 def test_tables_of_people_fit_80_columns(table: Table):
     shapes = [Shape(each.label, each.rank, each.shortest) for each in table.columns]

@@ -201,7 +201,7 @@ def test_a_catalogue_is_compared_then_applied_and_the_same_one_changes_nothing(n
     assert f"{file}:{line}:3: clusters[0].engine" in wrong.stderr
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_C36_the_example_trains_saves_when_it_is_stopped_and_goes_on(new_server, tmp_path):
     path = torch_path()
     volume = tmp_path / "volume"

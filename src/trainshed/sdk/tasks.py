@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainshed.sdk.answers import LARGEST_PAGE, Page, Raw, mapping, page
 from trainshed.sdk.errors import ApiError, WaitTimeout, api_error
@@ -30,6 +30,9 @@ from trainshed.sdk.task_objects import (
     why,
 )
 from trainshed.sdk.transport import Transport, route
+
+if TYPE_CHECKING:
+    from trainshed.sdk.websocket import WebSocket
 
 EVENTS_POLL_SECONDS = 1.0
 """How often new events are asked for while there are none."""
@@ -308,6 +311,32 @@ class Tasks:
             if refusal is not None:
                 raise refusal
         return status, found, body
+
+    def shell(
+        self,
+        reference: str,
+        *,
+        role: str | None = None,
+        index: int | None = None,
+        rows: int | None = None,
+        columns: int | None = None,
+    ) -> WebSocket:
+        """A terminal beside the program of a replica (C50); close it, or use it in ``with``.
+
+        Bytes are what is typed and printed. Texts are JSON: ``{"resize": {"rows", "columns"}}`` and
+        ``{"eof": true}`` there, ``{"exit_code"}`` here before the end. Raises `ApiError` where the task has
+        no such replica now.
+        """
+        from trainshed.sdk.websocket import open_websocket  # noqa: PLC0415 - only a terminal needs it
+
+        path = route("tasks", reference, "shell")
+        return open_websocket(
+            self._transport.connection.url,
+            path,
+            query={"role": role, "index": index, "rows": rows, "columns": columns},
+            headers=self._transport.identity(path),
+            timeout=self._transport.timeout,
+        )
 
     def wait(
         self,

@@ -223,11 +223,15 @@ class Transport:
 
         return self._repeat(once, safe=True)
 
+    def identity(self, path: str) -> dict[str, str]:
+        """The headers that say who calls."""
+        return {key: value for key, value in self._headers(path, {}).items() if key in _IDENTITY}
+
     def forward(
         self, method: str, path: str, headers: Mapping[str, str], content: bytes | None
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Somebody else's request, sent once with our key: status, headers and bytes of whatever answers."""
-        own = {key: value for key, value in self._headers(path, {}).items() if key in _IDENTITY}
+        own = self.identity(path)
         try:
             path, _, text = path.partition("?")
             query = parse_qs(text, keep_blank_values=True)

@@ -1,0 +1,101 @@
+"""``train shell``: a terminal inside a replica."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from trainshed.cli.exits import Exit
+from trainshed.cli.parameters import Whole
+from trainshed.cli.session import Session
+from trainshed.cli.train_watch import REFERENCE
+
+if TYPE_CHECKING:
+    from trainshed.sdk.websocket import WebSocket
+
+_CHUNK = 4096
+
+
+@click.command()
+@click.argument("task", type=REFERENCE)
+@click.option(
+    "--role",
+    type=click.Choice(["master", "worker", "head", "submitter"]),
+    help="Whose; the master's or the head's by default.",
+)
+@click.option("--index", type=Whole(0), help="Which replica of the role, from 0.")
+@click.pass_context
+def shell(context: click.Context, *, task: str, role: str | None, index: int | None) -> None:
+    """Open a shell beside the program of a replica.
+
+    It is there while the task runs, and while a Ray cluster is kept for a look. What is given on stdin runs
+    there too, where that is no terminal. Exits 0 if the shell did, else 1.
+    """
+    if index is not None and role is None:
+        raise click.UsageError("--index counts within a role; give --role too")
+    session = context.ensure_object(Session)
+    columns, rows = shutil.get_terminal_size()
+    with session.client() as client:
+        connection = client.tasks.shell(task, role=role, index=index, rows=rows, columns=columns)
+        with connection, _terminal(connection):
+            threading.Thread(target=_type, args=(connection,), daemon=True).start()
+            code = _print(connection)
+    context.exit(Exit.OK if code == 0 else Exit.FAILED)
+
+
+def _print(connection: WebSocket) -> int | None:
+    """What the shell prints, until it ends; answers how it ended if the server says so."""
+    code = None
+    while (message := connection.receive()) is not None:
+        if isinstance(message, bytes):
+            sys.stdout.buffer.write(message)
+            sys.stdout.buffer.flush()
+            continue
+        with contextlib.suppress(ValueError):
+            said = json.loads(message)
+            if isinstance(said, dict) and isinstance(said.get("exit_code"), int):
+                code = said["exit_code"]
+    return code
+
+
+def _type(connection: WebSocket) -> None:
+    """What is typed, until the end of stdin or of the connection."""
+    from trainshed.sdk.errors import ConnectionFailed  # noqa: PLC0415 - click only at import time
+
+    with contextlib.suppress(ConnectionFailed, OSError):
+        while data := os.read(sys.stdin.fileno(), _CHUNK):
+            connection.send(data)
+        connection.send(json.dumps({"eof": True}))
+
+
+@contextlib.contextmanager
+def _terminal(connection: WebSocket) -> Iterator[None]:
+    """Hand every key on as it is, and tell of a window that changes its size, while a person types."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios  # noqa: PLC0415 - only where there is a terminal
+    import tty  # noqa: PLC0415 - as above
+
+    def resized(*_: object) -> None:
+        columns, rows = shutil.get_terminal_size()
+        connection.send(json.dumps({"resize": {"rows": rows, "columns": columns}}))
+
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    handler = signal.signal(signal.SIGWINCH, resized)
+    tty.setraw(number)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, handler)
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
