@@ -24,7 +24,7 @@ SERVES = textwrap.dedent("""
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             body = os.environ["BODY"].encode()
-            status = 200 if self.path == "/metrics" else 404
+            status = 404 if os.path.exists("broken") else 200
             self.send_response(status); self.end_headers(); self.wfile.write(body)
         def log_message(self, *_): pass
     server = HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler)
@@ -111,8 +111,11 @@ def test_C37_a_dead_endpoint_is_one_report_and_no_failure(local: LocalHarness, p
     assert codes(local, "attempt-1") == ["METRICS_DOWN"]
 
 
-def test_C37_an_endpoint_that_answers_with_an_error_is_down(local: LocalHarness, port: int) -> None:
-    local.engine.launch(serving(local, port, endpoints=(Endpoint(port, "/other"),)))
+def test_C37_an_endpoint_that_begins_to_answer_with_errors_is_down(local: LocalHarness, port: int) -> None:
+    # A pause so long that the program opens its port before it counts as dead, however busy we are.
+    local.engine.launch(serving(local, port, sample_seconds=3.0))
+    sampled(local, f"{port}/metrics")
+    (local.engine.work_directory("attempt-1") / "broken").touch()
     assert "status 404" in report(local, "attempt-1", "METRICS_DOWN").message
 
 
