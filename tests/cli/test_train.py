@@ -125,6 +125,7 @@ def test_waiting_ends_with_the_outcome_of_the_task(run, fake, file):
     fake.routes = {
         "POST /v1/jobs": Reply(201, TASK),
         "GET /v1/tasks/sft-7k2m9q": in_turn(Reply(200, TASK), Reply(200, DONE)),
+        "GET /v1/jobs/job_1": Reply(200, {"job_id": "job_1", "status": "failed"}),
     }
     ran = run("train", "create", "-f", file, "--wait")
     assert ran.status == Exit.FAILED

@@ -92,6 +92,7 @@ def test_C55_a_task_goes_from_its_file_to_its_outcome(run, ok, tmp_path):
     )
     (worker,) = ok("logs", name, "--role", "worker", "--index", "0")["items"]
     assert (worker["content"], worker["replica"]) == ("rank 1 of 2", 1)
+    assert "items" in ok("metrics", name)
     # The same file again within a minute is taken for a mistake (C56).
     again = run("train", "create", "-f", str(file))
     assert again.returncode == Exit.CONFLICT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from trainshed.cli.logs import LogPrinter, LogStyle
 from trainshed.cli.output import Column, Sentence, Table, cell, plain, to_json
 from trainshed.cli.parameters import Whole
 from trainshed.cli.session import Session, interactive, json_option
-from trainshed.cli.waiting import Deadline
+from trainshed.cli.waiting import Deadline, await_release
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client, Task
@@ -165,13 +166,20 @@ def follow_to_the_end(session: Session, client: Client, name: str, deadline: Dea
 
 
 def wait_to_the_end(session: Session, client: Client, name: str, timeout: float | None) -> Task:
-    """Wait for a task, with a moving sign for a person at a terminal."""
-    if session.json or session.quiet or not interactive():
-        return client.tasks.wait(name, timeout=timeout)
-    from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
+    """Wait for a task, with a moving sign for a person at a terminal.
 
-    with Console(stderr=True).status(f"waiting for {name}"):
-        return client.tasks.wait(name, timeout=timeout)
+    Gives the proof of release, which comes right after the end, a moment to be there: only then can the task
+    be resubmitted.
+    """
+    deadline = Deadline(timeout)
+    with contextlib.ExitStack() as sign:
+        if not session.json and not session.quiet and interactive():
+            from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
+
+            sign.enter_context(Console(stderr=True).status(f"waiting for {name}"))
+        ended = client.tasks.wait(name, timeout=timeout)
+        await_release(client, ended, deadline.left())
+    return ended
 
 
 @click.command()

@@ -11,7 +11,7 @@ from trainshed.cli.follow import RELEASE_SECONDS
 from trainshed.cli.session import Session, interactive
 
 if TYPE_CHECKING:
-    from trainshed.sdk import Client, Job
+    from trainshed.sdk import Client, Job, Task
 
 
 @dataclass
@@ -38,7 +38,7 @@ def wait_for(
         return client.jobs.wait(job_id, timeout=timeout, released=released)
 
 
-def await_release(client: Client, ended: Job, left: float | None) -> None:
+def await_release(client: Client, ended: Job | Task, left: float | None) -> None:
     """Give the proof of release, which comes right after the end, a moment to be part of the answer."""
     from trainshed.sdk.errors import WaitTimeout  # noqa: PLC0415 - click only at import time
 
