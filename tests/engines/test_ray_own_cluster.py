@@ -32,7 +32,8 @@ def work(number):
     return ray.get_runtime_context().get_node_id()
 
 nodes = ray.get([work.remote(number) for number in range(2)])
-print("nodes", len(set(nodes)), "gpus", ray.cluster_resources()["GPU"], os.environ["A"])
+gpus = ray.cluster_resources()["GPU"]
+print(f"nodes {len(set(nodes))} gpus {gpus} {os.environ['A']}")  # one piece: nothing comes in between
 EOF
 ls /tmp/ray > /dev/null && echo mine > /tmp/ray/mine
 sleep 2  # what workers print takes a moment to come

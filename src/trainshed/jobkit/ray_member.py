@@ -28,7 +28,11 @@ def main(place: str = ray_wire.FOLDER) -> None:
             config["cluster"] = json.load(file)
     except FileNotFoundError:
         config["cluster"] = None
-    sys.exit(_part(config))
+    code = _part(config)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: the others see our connection end, and may then end the gang, only when the code is certain.
+    os._exit(code)
 
 
 def _part(config: Json) -> int:

@@ -216,6 +216,7 @@ class Submitter:
 def _await_bye(head: Line, over: threading.Event) -> None:
     try:
         head.expect("bye")
+        head.receive()  # nothing comes any more: this is when its process has ended
     except ray_wire.Gone:
         pass
     over.set()

@@ -32,9 +32,9 @@ def stored(site, tmp_path):
 
 
 def _driver_ends(d, job, code, until=None):
-    said = [Report(0, 0.0, "DRIVER_ENDED", f"The driver ended with {code}.", data={"code": code})]
+    said = [Report(0, 0.0, "DRIVER_ENDED", f"The driver ended with {code}.", data={"exit_code": code})]
     if until is not None:
-        data = {"until": until, "code": code, "url": "http://127.0.0.1:8265"}
+        data = {"until": until, "exit_code": code, "url": "http://127.0.0.1:8265"}
         said.append(Report(0, 0.0, "RETAINING", "The cluster is kept.", data=data))
     d.members(job, [0], reports=tuple(said))
 

@@ -355,7 +355,7 @@ class GangReconciler:
         except EngineError as error:
             log.warning("reports cannot be read", gang=gang.attempt_id, error=error.message)
             return None
-        codes = [report.data.get("code") for report in said if report.code == ray_roles.DRIVER_ENDED]
+        codes = [report.data.get("exit_code") for report in said if report.code == ray_roles.DRIVER_ENDED]
         return next((code for code in codes if isinstance(code, int)), None)
 
     @staticmethod

@@ -186,19 +186,19 @@ class Helper:
         return {"state": state, "hosts": hosts}
 
     def _group(self, gang: str, members: Sequence[Json]) -> tuple[Any, str]:
-        from ray.util import get_placement_group, placement_group, placement_group_table  # noqa: PLC0415
+        from ray import util  # noqa: PLC0415 - in this process alone
 
         name = self._prefix + gang
         try:
-            group = get_placement_group(name)
+            group = util.get_placement_group(name)
         except ValueError:
             bundles: list[dict[str, float]] = []
             for member in members:
                 if member["bundle"] < len(bundles):
                     continue
                 bundles.append(dict(member["resources"]))
-            group = placement_group(bundles, strategy="PACK", name=name, lifetime="detached")
-        return group, str(placement_group_table(group).get("state", "PENDING"))
+            group = util.placement_group(bundles, strategy="PACK", name=name, lifetime="detached")
+        return group, str(util.placement_group_table(group).get("state", "PENDING"))
 
     def poll(self, units: Mapping[str, Sequence[Any]]) -> Json:
         """What is new of each unit: ``{"new": …}``, ``{"gone": why}`` or ``{"slow": true}``."""
@@ -260,14 +260,14 @@ class Helper:
 
     def end_group(self, gang: str) -> Json:
         """Remove the placement group; whether it is gone."""
-        from ray.util import get_placement_group, placement_group_table, remove_placement_group  # noqa: PLC0415
+        from ray import util  # noqa: PLC0415 - in this process alone
 
         try:
-            group = get_placement_group(self._prefix + gang)
+            group = util.get_placement_group(self._prefix + gang)
         except ValueError:
             return _GONE
-        remove_placement_group(group)
-        return {"gone": self._until(lambda: placement_group_table(group).get("state") == "REMOVED")}
+        util.remove_placement_group(group)
+        return {"gone": self._until(lambda: util.placement_group_table(group).get("state") == "REMOVED")}
 
     def clean(self, node: str, root: str) -> Json:
         """Run `host.clean` on a node; ``{"dead": why}`` where it is no more."""

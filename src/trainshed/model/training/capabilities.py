@@ -66,11 +66,13 @@ CAPABILITIES: Mapping[Engine, Mapping[str, Capability]] = MappingProxyType(
         Engine.LOCAL: _table(
             replace_node=(_PYTORCH, "there is one machine: the faulty GPU is cordoned instead"),
             mounts=(BOTH_KINDS, "bind mounts where the system has namespaces, else symbolic links"),
+            autoscaling=(_NEITHER, "a gang's members are launched together: none joins a cluster that runs"),
         ),
         Engine.RAY: _table(
             image=(BOTH_KINDS, _OWN_IMAGE),
             image_pull_retries=(_NEITHER, "Ray pulls images itself and does not count"),
-            ssh=(_PYTORCH, f"{_SHARED}: kind ray has no nodes of its own to log in to"),
+            env=(BOTH_KINDS, "kind ray: hidden values reach the driver, not its remote tasks"),
+            ssh=(_NEITHER, f"{_SHARED}: replicas have no network of their own to log in to"),
             head=(_NEITHER, f"{_SHARED}: there is no head of its own"),
             shared_storage=(_NEITHER, f"{_SHARED}: nothing can be mounted at its /tmp/ray"),
             debug=(_NEITHER, f"{_SHARED}: it is not kept for one of them"),
