@@ -12,13 +12,14 @@ import pytest
 
 from support.deployment import GPU_MODEL
 from support.gangs import GangDeployment, catalog, task
+from support.ray_cluster import need_ray
 from support.torch import torch_path
 from support.waiting import wait_until
 from trainshed.content.logs import LogReader
 from trainshed.engines.local import LocalEngine
 from trainshed.model.states import State
 from trainshed.model.training.catalog import ANY, Volume
-from trainshed.model.training.spec import EnvVar, Mount, MountType
+from trainshed.model.training.spec import EnvVar, Kind, Mount, MountType
 
 
 class LocalGangs(GangDeployment):
@@ -167,3 +168,27 @@ def test_C44_torchrun_trains_on_two_replicas_of_two_processes(here, command):
     said = "".join(d.output(unit).decode() for unit in d.units(job))
     # Two processes of a replica write to one stream: their lines may share one.
     assert sorted(re.findall(r"rank \d of \d: sum \d", said)) == [f"rank {n} of 4: sum 6" for n in range(4)]
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.timeout(400)
+def test_C46_C52_a_ray_task_has_a_cluster_of_its_own_and_its_driver_decides(here):
+    path = f"{need_ray().parent}:/usr/local/bin:/usr/bin:/bin"
+    driver = (
+        "python -c 'import ray, os; ray.init(); "
+        'print("nodes", len(ray.nodes()), os.environ["TASK_UUID"])\' && exit 5'
+    )
+    d = here()
+    spec = task(kind=Kind.RAY, specs=["c2"], workers=1, cmd=driver, env=(EnvVar("PATH", path),))
+    job = d.create(spec)
+    d.settled(job, 350)
+    trial = d.trial(job)
+    said = "".join(d.output(unit).decode() for unit in d.units(job))
+    assert (trial.state, trial.error_code, trial.exit_code) == (State.FAILED, "NONZERO_EXIT", 5), (
+        trial.error_message,
+        said,
+        [event.message for event in d.facts(job).events],
+    )
+    assert f"nodes 2 {d.task(job).task_uuid}" in d.output(d.units(job)[2]).decode()
+    assert d.attempts(job)[0].failed_rank == 2
+    assert not d.unreleased()
