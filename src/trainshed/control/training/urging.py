@@ -131,7 +131,9 @@ class Urger:
                 engine.notify(unit, reason=wish.reason, deadline=wish.until)
             else:
                 # Before the start marker too: a remembered stop keeps the program from ever starting.
-                engine.stop(unit, grace_seconds=self._grace)
+                # A submitter has the driver's grace, and then what the end of its cluster takes.
+                spare = RAY_MARGIN_SECONDS if view.kind is Kind.RAY else 0.0
+                engine.stop(unit, grace_seconds=self._grace + spare)
 
     def _kill(self, gang: Gang, ranks: Collection[int], engine: Engine) -> bool:
         log.warning("nobody ended it in time; it is killed", gang=gang.attempt_id, ranks=list(ranks))
