@@ -269,7 +269,7 @@ def test_C37_metrics_show_the_newest_value_and_the_course_of_each(run, fake):
             "replica": replica,
             "attempt": 1,
             "endpoint": "",
-            "values": {"gpu_utilization": gpu},
+            "values": {"gpu_utilization": gpu, "memory_bytes": gpu << 20},
         }
 
     page = {"items": [sample(0, 10), sample(1, 50), sample(0, 90)], "next_after": 5.5}
@@ -281,6 +281,7 @@ def test_C37_metrics_show_the_newest_value_and_the_course_of_each(run, fake):
     out = run("train", "metrics", "x", "--watch").out
     assert re.search(r"0\s+gpu_utilization\s+90\s+10\s+90\s+▁█", out)
     assert re.search(r"1\s+gpu_utilization\s+50\s+50\s+50\s+▁", out)
+    assert re.search(r"0\s+memory_bytes\s+90.0 MiB\s+10.0 MiB\s+90.0 MiB", out)
     assert run("train", "metrics", "x", "--json").json == page
 
 

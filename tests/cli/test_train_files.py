@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import click
 import hypothesis
@@ -17,6 +18,7 @@ from trainshed.model.training.reading import read_document as read_task
 from trainshed.model.training.yaml_documents import read_yaml
 from trainshed.sdk.errors import FieldFault, RequestRefused
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
 TEXT = """\
 type: train
 spec:
@@ -198,3 +200,9 @@ def test_c7_the_file_of_a_task_is_its_spec_without_hidden_values_and_what_the_pr
     assert {fault.path for fault in read_task(document).faults} == {"spec.env[1].value"}
     filled = read_yaml(text.replace("# value: hidden; write it here", "value: s3cret")).value
     assert not read_task(filled).faults
+
+
+@pytest.mark.parametrize("name", ["pytorch.yaml", "ray.yaml"])
+def test_the_examples_are_tasks_that_are_taken(name):
+    given = read_document(str(EXAMPLES / name), "a task file")
+    assert not read_task(given.value).faults

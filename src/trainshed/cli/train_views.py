@@ -97,9 +97,14 @@ def visible_text(row: Document) -> str:
     return f"to its owner and {', '.join(map(str, shares))}" if shares else "to its owner"
 
 
+def detail_text(row: Document) -> str | None:
+    """What it does within its state, with times as people here read them."""
+    return sentence(str(row["detail"])) if row.get("detail") else None
+
+
 def note_of(row: Document) -> str | None:
     """What stands below a task in a list."""
-    return row.get("detail") or reason_text(row)
+    return detail_text(row) or reason_text(row)
 
 
 def hardware_text(totals: Any) -> str | None:
@@ -185,7 +190,7 @@ TASK = Fields(
     (
         ("task", "name"),
         ("state", state_text),
-        ("detail", "detail"),
+        ("detail", detail_text),
         ("waits for", reason_text),
         ("position", position_text),
         ("expected", estimate_text),

@@ -14,7 +14,7 @@ import click
 
 from trainshed.cli import train_views as views
 from trainshed.cli.logs import LogPrinter, LogStyle
-from trainshed.cli.output import Column, Sentence, Table, cell, plain, to_json
+from trainshed.cli.output import Column, Sentence, Table, cell, plain, size, to_json
 from trainshed.cli.parameters import Whole
 from trainshed.cli.session import Session, interactive, json_option
 from trainshed.cli.waiting import Deadline, await_release
@@ -318,7 +318,7 @@ def _line(document: Any) -> str:
 
 
 def _number(key: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: f"{row[key]:.4g}"
+    return lambda row: size(int(row[key])) if row["name"].endswith("_bytes") else f"{row[key]:.4g}"
 
 
 METRICS = Table(
