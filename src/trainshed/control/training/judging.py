@@ -228,8 +228,12 @@ def _again(followed: Resubmit, common: Mapping[str, Any], *, single_machine: boo
     cordon = followed.cordon_node
     if followed.cause is Cause.AUTO_FAILURE:
         task["resubmissions"] = followed.number
+    message = followed.message
     if followed.cause is Cause.NODE_REPLACED:
         code = "NODE_REPLACED"
+        if single_machine:
+            other = f"another node instead of {followed.exclude_node}"
+            message = message.replace(other, f"again on {followed.exclude_node} without what broke of it", 1)
         if followed.exclude_node is not None and not single_machine:
             task["excluded"] = followed.exclude_node
     delay = followed.delay_seconds
@@ -237,7 +241,7 @@ def _again(followed: Resubmit, common: Mapping[str, Any], *, single_machine: boo
     return Judgement(
         State.QUEUED,
         code,
-        f"{followed.message[:1].upper()}{followed.message[1:]}{later}.",
+        f"{message[:1].upper()}{message[1:]}{later}.",
         task=task,
         not_before=now + delay if delay else 0.0,
         cordon_node=cordon,

@@ -21,6 +21,7 @@ from trainshed.control.training.preparing import VolumeMissing, volume_path
 from trainshed.engines.contract import Engine, Release, Report
 from trainshed.model.states import TERMINAL, AllocationState, State
 from trainshed.model.training.catalog import Catalog
+from trainshed.policy.words import iso
 from trainshed.store import attempts, events, gangs, moves
 from trainshed.store.database import Connection, Database
 from trainshed.store.events import NewEvent
@@ -153,7 +154,7 @@ class GangReleaser:
                 told += self._told(connection, each, now)
                 trial, task = there[each.gang.trial.id]
                 if each.confirmed and trial.state is State.MIGRATING:
-                    words = f"Queued again with its place of {task.queued_at:.0f}: what it held is released."
+                    words = f"Queued again with its place of {iso(task.queued_at)}: what it held is released."
                     again.append(Move(trial, State.MIGRATING, State.QUEUED, "QUEUED", words))
             events.record(connection, told)
             moves.apply(connection, again, at=now, actor=ACTOR)
