@@ -19,9 +19,12 @@ from starlette.types import ASGIApp
 from support.examples import examples
 from support.lora import adapter
 from support.site import Site, finish, open_site, put_output, start, trials
+from support.tasks import task_document
 from trainshed.store.database import Database
 
 EXAMPLES = max(12, examples(12))
+PARTS = 4
+"""So that no single test takes longer than one may."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,12 @@ def seed(site: Site) -> dict[str, str]:
     artifact, *_ = site.get(f"/v1/trials/{trial.id}/artifacts").json()["items"]
     (checkpoint,) = site.get("/v1/job/checkpoints").json()["items"]
     (runner,) = site.get("/v1/runners").json()["items"]
+    task = site.post("/v1/jobs", task_document()).json()
+    site.post(f"/v1/tasks/{task['name']}/stop")
     return {
+        "ref": task["name"],
+        "pool": "default",
+        "cluster": "local",
         "job_id": job["job_id"],
         "trial_id": trial.id,
         "artifact_id": artifact["artifact_id"],
@@ -81,8 +89,9 @@ def seed(site: Site) -> dict[str, str]:
     }
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_answer_is_a_5xx_or_outside_the_documented_shapes(fuzzed: Fuzzed, mode: GenerationMode):
+def test_no_answer_is_a_5xx_or_outside_the_documented_shapes(fuzzed: Fuzzed, mode: GenerationMode, part: int):
     schema = schemathesis.openapi.from_dict(fuzzed.document)
     headers = {"Authorization": f"Bearer {fuzzed.key}"}
     seen = 0
@@ -90,6 +99,8 @@ def test_no_answer_is_a_5xx_or_outside_the_documented_shapes(fuzzed: Fuzzed, mod
         for found in schema.get_all_operations():
             operation = found.ok()
             seen += 1
+            if seen % PARTS != part:
+                continue
 
             @hypothesis.settings(
                 max_examples=EXAMPLES,
@@ -100,7 +111,8 @@ def test_no_answer_is_a_5xx_or_outside_the_documented_shapes(fuzzed: Fuzzed, mod
             )
             @hypothesis.given(case=operation.as_strategy(generation_mode=mode), real=st.booleans())
             def check(case: Any, *, real: bool) -> None:
-                if real:
+                # Nobody runs the task here: queued anew, it would be followed for ever.
+                if real and not case.operation.path.endswith("/resubmit"):
                     for name in case.path_parameters or {}:
                         case.path_parameters[name] = fuzzed.known.get(name, case.path_parameters[name])
                 answer = case.call(session=session, headers=headers)
