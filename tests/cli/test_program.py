@@ -34,6 +34,8 @@ HEAVY = {
     "psutil",
     "trainshed.server",
     "trainshed.store",
+    "yaml",
+    "http.server",
 }
 
 
@@ -45,7 +47,14 @@ def loaded_by(*arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["job", "--help"], ["job", "submit", "--help"], ["--version"]]
+    "arguments",
+    [
+        ["--help"],
+        ["job", "--help"],
+        ["job", "submit", "--help"],
+        ["train", "create", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments):
     assert not loaded_by(*arguments) & HEAVY

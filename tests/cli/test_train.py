@@ -14,7 +14,7 @@ from support.fake_server import DROP, Reply, in_turn, refusal
 from support.tasks import task_document
 from support.waiting import wait_until
 from trainshed.cli.exits import Exit
-from trainshed.cli.train_reach import DashboardServer
+from trainshed.cli.train_proxy import DashboardServer
 from trainshed.cli.train_watch import sparkline
 from trainshed.sdk import Client
 

@@ -10,8 +10,7 @@ from trainshed.cli.lazy import Group
 from trainshed.cli.output import Sentence
 from trainshed.cli.parameters import SECONDS, Whole
 from trainshed.cli.session import Session, json_option, quiet_option
-from trainshed.cli.train_reach import dashboard
-from trainshed.cli.train_shell import shell
+from trainshed.cli.train_shell import dashboard, shell
 from trainshed.cli.train_submit import create, edit, explain, resubmit, validate
 from trainshed.cli.train_watch import REFERENCE, events, logs, metrics, wait_to_the_end, why
 from trainshed.cli.views import ids, more

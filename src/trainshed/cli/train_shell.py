@@ -1,4 +1,4 @@
-"""``train shell``: a terminal inside a replica."""
+"""``train shell`` and ``train dashboard``: reaching into a task that runs, or is kept for a look."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import click
 
 from trainshed.cli.exits import Exit
+from trainshed.cli.output import Sentence
 from trainshed.cli.parameters import Whole
-from trainshed.cli.session import Session
+from trainshed.cli.session import Session, json_option
 from trainshed.cli.train_watch import REFERENCE
 
 if TYPE_CHECKING:
@@ -50,6 +51,33 @@ def shell(context: click.Context, *, task: str, role: str | None, index: int | N
             threading.Thread(target=_type, args=(connection,), daemon=True).start()
             code = _print(connection)
     context.exit(Exit.OK if code == 0 else Exit.FAILED)
+
+
+@click.command()
+@click.argument("task", type=REFERENCE)
+@click.option("--port", type=Whole(0, 65535), default=0, help="Local port; a free one by default.")
+@json_option
+@click.pass_obj
+def dashboard(session: Session, *, task: str, port: int) -> None:
+    """Open the Ray dashboard of a task on a local port, until Ctrl-C.
+
+    The address holds a secret: other users of this machine cannot use the port.
+    """
+    from trainshed.cli.train_proxy import HOST, DashboardServer  # noqa: PLC0415 - not for `--help`
+    from trainshed.sdk.errors import ConfigurationError  # noqa: PLC0415 - as above
+
+    with session.client() as client:
+        # What cannot be reached is told before a port is open.
+        client.tasks.dashboard(task, "GET", "")
+        try:
+            server = DashboardServer(client, task, port)
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {HOST}:{port}: {error.strerror}") from None
+        with server:
+            document = {"task": task, "url": server.url}
+            session.show(document, Sentence(lambda _: server.url))
+            session.note("Ctrl-C ends it.")
+            server.serve_forever()
 
 
 def _print(connection: WebSocket) -> int | None:

@@ -1,4 +1,4 @@
-"""``train dashboard``: reaching into a task that runs, or is kept for a look."""
+"""A local port that leads to the dashboard of a task, for ``train dashboard``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
-
-import click
-
-from trainshed.cli.output import Sentence
-from trainshed.cli.parameters import Whole
-from trainshed.cli.session import Session, json_option
-from trainshed.cli.train_watch import REFERENCE
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client
@@ -47,32 +40,6 @@ _OF_THE_CONNECTION = frozenset(
     }
 )
 """Headers that are of one connection, or not for the other side."""
-
-
-@click.command()
-@click.argument("task", type=REFERENCE)
-@click.option("--port", type=Whole(0, 65535), default=0, help="Local port; a free one by default.")
-@json_option
-@click.pass_obj
-def dashboard(session: Session, *, task: str, port: int) -> None:
-    """Open the Ray dashboard of a task on a local port, until Ctrl-C.
-
-    The address holds a secret: other users of this machine cannot use the port.
-    """
-    from trainshed.sdk.errors import ConfigurationError  # noqa: PLC0415 - click only at import time
-
-    with session.client() as client:
-        # What cannot be reached is told before a port is open.
-        client.tasks.dashboard(task, "GET", "")
-        try:
-            server = DashboardServer(client, task, port)
-        except OSError as error:
-            raise ConfigurationError(f"cannot listen on {HOST}:{port}: {error.strerror}") from None
-        with server:
-            document = {"task": task, "url": server.url}
-            session.show(document, Sentence(lambda _: server.url))
-            session.note("Ctrl-C ends it.")
-            server.serve_forever()
 
 
 class DashboardServer(ThreadingHTTPServer):
