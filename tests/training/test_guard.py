@@ -16,7 +16,7 @@ import pytest
 from support.http import Http
 from support.processes import all_pids, command_of, environment_of, strangers_of
 from support.waiting import wait_until
-from training.live import MOUNT, Live, causes, document
+from training.live import MOUNT, Live, causes, document, in_order
 
 GO = f"while [ ! -e {MOUNT}/$CASE-go ]; do sleep 0.05; done"
 
@@ -111,6 +111,46 @@ def test_P14_P6_a_gang_goes_on_without_the_server_and_leaves_nothing(own: Live) 
     assert list((data / "gangs").glob("*")) == [], "keys and files of Attempts"
     free = own.http.get("/v1/pools").json
     assert json.dumps(free).count('"in_use": 0') == json.dumps(free).count('"in_use"') > 0
+
+
+SAVING = f"""
+import os, signal, sys, time
+def save(*_):
+    open("{MOUNT}/saving-told", "w").write("x")
+    while not os.path.exists("{MOUNT}/saving-go"): time.sleep(0.05)
+    open("{MOUNT}/saving-saved", "a").write("saved\\n"); sys.exit(0)
+signal.signal(signal.SIGUSR1, save)
+if os.path.exists("{MOUNT}/saving-saved"): sys.exit(0)
+open("{MOUNT}/saving-up", "w").write("x")
+while True: time.sleep(0.1)
+"""
+
+
+def test_P14_C36_a_server_killed_while_a_preempted_program_saves_loses_nothing(live: Live) -> None:
+    (live.volume / "saving.py").write_text(SAVING)
+    whole = {"specs": ["h100x8"]}
+    low = live.create(
+        f"exec python3 {MOUNT}/saving.py",
+        instance=whole,
+        priority="low",
+        exit_notice={"enabled": True, "timeout_seconds": 60},
+        fault_tolerance={"enabled": True, "max_resubmissions": 1},
+    )
+    live.file("saving-up")
+    place = live.task(low)["queued_at"]
+    high = live.create("true", instance=whole, priority="high")
+    live.file("saving-told")
+    assert live.task(high)["reason"]["code"] == "WaitingForPreempted"
+    live.server.kill()
+    (live.volume / "saving-go").touch()
+    live.server.start()
+    live.succeeded(high)
+    task = live.succeeded(low)
+    assert (live.volume / "saving-saved").read_text() == "saved\n", "once"
+    assert causes(task) == ["initial", "preempted"]
+    assert (task["resubmissions"], task["queued_at"]) == (0, place)
+    order = ["PREEMPTED", "EXIT_NOTICE_SENT", "EXIT_NOTICE_HEARD", "PREEMPTED_QUEUED", "STARTED", "FINISHED"]
+    assert in_order(live.codes(low), order)
 
 
 def _of_attempts(data: Path) -> list[str]:

@@ -100,6 +100,20 @@ def test_T7_C36_stop_and_deletion_give_notice_a_natural_end_and_a_failure_do_not
     assert all("seconds after its notice" in each["message"] for each in heard)
 
 
+def test_T7_C36_who_hears_it_and_hangs_is_killed_at_the_limit(live: Live) -> None:
+    ignores = "trap : USR1; trap '' TERM; "
+    job = live.create(
+        f"{ignores}echo x > {MOUNT}/hangs; while :; do sleep 0.1; done",
+        exit_notice={"enabled": True, "timeout_seconds": 2},
+    )
+    live.file("hangs")
+    live.stop(job)
+    task = live.ended(job)
+    assert task["state"] == "Stopped"
+    assert "none was done within 2 seconds" in live.told(job, "EXIT_NOTICE_UNHEARD")[0]
+    assert task["attempts"][0]["replicas"][0]["exit_code"] == 137
+
+
 def _in_use(live: Live) -> int:
     """Units of all specs that are held."""
     pools = live.http.get("/v1/pools").json["items"]

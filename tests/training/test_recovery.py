@@ -5,11 +5,14 @@ The pauses between tries are real, so the tasks of this module begin together; e
 
 from __future__ import annotations
 
+import os
+import signal
 from datetime import datetime
 
 import pytest
 
 from training.live import MOUNT, Live, causes, classes, in_order
+from trainshed.jobkit import folder
 
 TRIES = {"enabled": True, "max_resubmissions": 3}
 COUNTS = f'echo x >> "{MOUNT}/$CASE-$RANK"; n=$(wc -l < "{MOUNT}/$CASE-$RANK")'
@@ -70,6 +73,28 @@ def test_c8_one_replica_that_fails_stops_the_others_at_once(live: Live) -> None:
     replicas = task["attempts"][0]["replicas"]
     ends = [seconds(replica["ended_at"]) for replica in replicas]
     assert max(ends) - min(ends) < 60
+
+
+def test_c8_C34_who_loses_its_watcher_ends_the_gang_as_a_fault_of_the_machine(live: Live) -> None:
+    job = live.create(f"echo x > {MOUNT}/lost-$RANK; exec sleep 600", workers=1)
+    for rank in (0, 1):
+        live.file(f"lost-{rank}")
+    attempt = live.until(job, "Running")["attempts"][0]["attempt_id"]
+    watcher = folder.holder(live.server.data / "local" / "attempts" / f"{attempt}.1")
+    os.kill(watcher, signal.SIGKILL)
+    task = live.ended(job)
+    failure = task["failure"]
+    assert (failure["code"], failure["class"], failure["replica"]) == ("EXECUTION_LOST", "machine", 1)
+    assert [each["state"] for each in task["attempts"][0]["replicas"]] == ["Failed", "Lost"]
+
+
+def test_C33_a_stop_between_two_tries_is_the_end(live: Live) -> None:
+    job = live.create("exit 3", fault_tolerance=TRIES)
+    live.told(job, "RESUBMITTED")
+    assert live.until(job, "Queuing")["detail"] == "Resubmitting (1 of 3)"
+    live.stop(job)
+    task = live.ended(job)
+    assert (task["state"], len(task["attempts"])) == ("Stopped", 1)
 
 
 def test_T13_c8_a_worker_that_ends_long_after_the_master_ends_by_itself(live: Live) -> None:
