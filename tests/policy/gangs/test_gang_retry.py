@@ -193,6 +193,7 @@ def test_C35_what_the_platform_did_is_tried_again_but_not_for_ever():
     tries = 0
     while isinstance(answer := decide_retry(ledger, NOT_STARTED, FaultPolicy()), Resubmit):
         tries += 1
+        assert f"tried again ({tries} of 20 in a row), not counted: replica 0" in answer.message
         ledger.append(PastAttempt(answer.cause))
     assert tries == 20
     assert answer.code == "LAUNCH_FAILED"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from trainshed.control.training.missing import is_offered, missing_of
 from trainshed.model.resources import Amounts
 from trainshed.model.training.catalog import Catalog, InstanceSpec
 from trainshed.model.training.spec import (
@@ -128,21 +129,30 @@ _PARTS: Mapping[str, Any] = {
 
 def waiting_of(trial: Trial, task: Task, catalog: Catalog) -> Waiting:
     """A queued task as a placement pass sees it."""
+    key = class_of(task, catalog)
     return Waiting(
         id=trial.id,
-        key=class_of(task, catalog),
+        key=key,
         queued_at=task.queued_at,
         since=trial.updated_at,
         not_before=trial.not_before or None,
-        plan=None if task.plan is None else Plan.of(json.loads(task.plan)),
+        plan=None if task.plan is None else _still(Plan.of(json.loads(task.plan)), key),
     )
+
+
+def _still(plan: Plan, key: GangClass) -> Plan | None:
+    """The plan, unless its choice is another one since the catalogue offers fewer specs."""
+    if plan.choice >= len(key.choices):
+        return None
+    specs = {need.spec for need in key.choices[plan.choice].needs}
+    return plan if specs == {part.spec for part in plan.parts} else None
 
 
 def class_of(task: Task, catalog: Catalog) -> GangClass:
     """The class of equal tasks that this one waits in."""
     spec = spec_of(task)
     choices = choices_of(spec, catalog)
-    pool = catalog.pool(task.pool)
+    missing = missing_of(spec, task, catalog)
     return GangClass(
         project=task.project_id,
         pool=task.pool,
@@ -154,16 +164,18 @@ def class_of(task: Task, catalog: Catalog) -> GangClass:
         max_run_seconds=spec.max_run_seconds,
         spec_patience_seconds=spec.spec_patience_seconds,
         excluded=frozenset(json.loads(task.excluded_nodes)),
-        held=None if choices and pool is not None else GangWait.MISCONFIGURED,
+        held=None if choices and not missing else GangWait.MISCONFIGURED,
+        missing=missing,
     )
 
 
 def choices_of(spec: TaskSpec, catalog: Catalog) -> tuple[Choice, ...]:
-    """Every way to fill the wish list of which the catalogue still knows the specs (C22)."""
+    """Every way to fill the wish list of which the pool still offers the specs (C22)."""
+    pool = None if spec.pool is None else catalog.pool(spec.pool)
     found = []
     for choice in spec.choices():
         known = {name: catalog.spec(name) for name in (choice.spec, choice.head)}
-        if all(known.values()):
+        if all(is_offered(name, catalog, pool) for name in known):
             found.append(Choice(tuple(_need(group, known.get(group.spec)) for group in spec.roles(choice))))
     return tuple(found)
 

@@ -117,7 +117,10 @@ class GangStarter:
         for gang, site, prepared, meeting in met:
             try:
                 launches = build_launches(self._frame(gang, site, prepared, meeting, numbers))
-            except (GpusMissing, VolumeMissing, OSError) as error:
+            except VolumeMissing as error:
+                failed.append((gang, Failure("VOLUME_UNAVAILABLE", str(error), retryable=True)))
+                continue
+            except (GpusMissing, OSError) as error:
                 failed.append((gang, Failure("LAUNCH_FAILED", str(error), retryable=True)))
                 continue
             except SecretsLost as error:

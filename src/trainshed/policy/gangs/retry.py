@@ -283,7 +283,8 @@ def _platform(ledger: Sequence[PastAttempt], verdict: Verdict, used: int, budget
     row = _in_a_row(ledger, Cause.PLATFORM)
     if row >= MAX_PLATFORM_TRIES:
         return GiveUp("LAUNCH_FAILED", f"{row + 1} tries in a row: {verdict.message}", verdict.exit_class)
-    message = f"tried again, not counted: {verdict.message}"
+    said = f"tried again ({row + 1} of {MAX_PLATFORM_TRIES} in a row), not counted"
+    message = f"{said}: {verdict.message}"
     return Resubmit(Cause.PLATFORM, back_off(row), used, budget, message, exclude_node=None)
 
 

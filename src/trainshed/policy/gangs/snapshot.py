@@ -23,7 +23,7 @@ class GangWait(StrEnum):
     """Why a task waits. The first that applies is shown, in this order (c2)."""
 
     MISCONFIGURED = "Misconfigured"
-    """The pool or quota it names is gone: an administrator must act."""
+    """Its pool, or something that it names, is gone from the catalogue: an administrator must act."""
     NO_MATCHING_SPEC = "NoMatchingSpec"
     """No node of the pool that is up could serve a replica even if it were empty."""
     HELD = "Held"
@@ -153,6 +153,8 @@ class GangClass:
     """Nodes that must not be used (C34)."""
     held: GangWait | None = None
     """`MISCONFIGURED`, `HELD` or `AWAITING_APPROVAL`: waits until it is queued again without this."""
+    missing: str = ""
+    """What the catalogue lacks of what it names, in words, where it is `MISCONFIGURED`."""
 
     @cached_property
     def lines(self) -> tuple[tuple[tuple[LineKey, int], ...], ...]:

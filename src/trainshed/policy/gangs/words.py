@@ -29,9 +29,10 @@ def _quota_name(key: GangClass, reason: GangReason) -> str:
 
 
 def _misconfigured(key: GangClass, _: GangReason) -> Words:
+    missing = key.missing or f"pool {key.pool} or what the task names in it is gone"
     return (
-        f"pool {key.pool} or what the task names in it is gone",
-        "an administrator restores it, or a new task",
+        f"the catalogue in force does not let it start: {missing}",
+        "an administrator puts it back into the catalogue, or a new task",
     )
 
 
