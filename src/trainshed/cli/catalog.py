@@ -79,7 +79,8 @@ def apply(session: Session, *, file: str, yes: bool, dry_run: bool) -> None:
             session.show(found.raw, Sentence(lambda _: _diff(found) if found.changes else "Nothing changes."))
             return
         if not session.json:
-            click.echo(_diff(found))
+            unchanged = "Nothing changes but that this file counts from now on, whatever the machine has."
+            click.echo(_diff(found) if found.changes else unchanged)
         if not yes:
             click.confirm(f"Apply {count(len(found.changes), 'change')}?", abort=True, err=True)
         done = client.catalog.apply(given.value, expected_revision=revision)

@@ -135,7 +135,10 @@ def test_C1_a_catalogue_is_compared_applied_and_guarded_by_its_revision(site: Si
     document = {**before["document"], "alarm_channels": [CHANNEL], "organization": "acme"}
     dry = site.request("PUT", "/v1/catalog", {"document": document, "dry_run": True}).json()
     assert (dry["applied"], dry["revision"]) == (False, 0)
-    assert "added" in {change["action"] for change in dry["changes"]}
+    assert [(change["action"], change["what"]) for change in dry["changes"]] == [
+        ("added", "alarm channel ops"),
+        ("changed", "organization"),
+    ]
     assert site.get("/v1/catalog").json() == before
     done = site.request("PUT", "/v1/catalog", {"document": document, "expected_revision": 0}).json()
     assert (done["applied"], done["revision"]) == (True, 1)
@@ -145,6 +148,17 @@ def test_C1_a_catalogue_is_compared_applied_and_guarded_by_its_revision(site: Si
     assert "T0K3N" not in shown.text
     again = site.request("PUT", "/v1/catalog", {"document": shown.json()["document"]}).json()
     assert (again["applied"], again["changes"]) == (False, [])
+
+
+def test_C1_the_first_catalogue_is_compared_with_what_the_machine_has(site: Site):
+    document = site.get("/v1/catalog").json()["document"]
+    same = site.request("PUT", "/v1/catalog", {"document": document, "dry_run": True}).json()
+    assert (same["applied"], same["changes"]) == (False, [])
+    own = {**document, "pools": [{**document["pools"][0], "id": "lab"}], "quotas": []}
+    dry = site.request("PUT", "/v1/catalog", {"document": own, "dry_run": True}).json()
+    found = {(change["action"], change["what"]) for change in dry["changes"]}
+    assert {("removed", "pool default"), ("added", "pool lab")} <= found
+    assert {what.partition(" ")[0] for _, what in found} == {"pool", "quota"}
 
 
 def test_C1_a_wrong_catalogue_is_refused_with_every_fault_and_changes_nothing(site: Site):

@@ -109,7 +109,7 @@ class Catalogs:
         if expected is not None and expected != revision:
             raise _changed_meanwhile(revision)
         new = read_catalog(_unmasked(document, old))
-        changes = tuple(diff(old if revision else Catalog(), new))
+        changes = tuple(diff(old, new))
         if revision and not changes:
             return Applied(revision, (), stored=False)
         if dry_run:
