@@ -21,7 +21,7 @@ from trainshed.control.training.channels import TRY_SECONDS, Alarm, NotSent, sen
 from trainshed.engines.contract import Sample
 from trainshed.model.states import State
 from trainshed.model.training.catalog import AlarmChannel, named
-from trainshed.store import deliveries, events, gangs, jobs, settings
+from trainshed.store import deliveries, events, gangs, jobs, moves, settings
 from trainshed.store.database import Connection, Database, DatabaseUnavailable
 from trainshed.store.deliveries import Delivery
 from trainshed.store.records import Event, Replica, Task, Trial
@@ -34,12 +34,17 @@ MEASURE_SECONDS = 15.0
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 5.0, 900.0
 MAX_TRIES = 50
 """About half a day; then it stays undelivered, and says why."""
+TOLD_TRIES = frozenset({3, MAX_TRIES})
+"""After so many tries in vain the task's events and the log say that nobody heard of it."""
 _LEASE_SECONDS = 3 * TRY_SECONDS
 _AT_ONCE = 16
 _PAGE = 1000
 _LATE_EVENTS = 500
 """Events of PostgreSQL may be committed in another order than they are numbered: so many are read again."""
 _SEEN = "alarms_seen"
+FAILED = "ALARM_FAILED"
+"""The event of an alarm that nobody hears."""
+_ACTOR = "controller"
 
 log = structlog.get_logger(__name__)
 
@@ -266,7 +271,26 @@ class Alarms:
                 "next_at": self._again_at(delivery.tries + 1),
                 "last_error": f"it could not be sent: {type(error).__name__}",
             }
-        self._database.write(lambda connection: deliveries.settle(connection, delivery.id, values))
+        tries, said = delivery.tries + 1, values["last_error"]
+        failed = None if said is None or tries not in TOLD_TRIES else _failed_words(delivery, tries, said)
+        if failed is not None:
+            log.warning("an alarm is not delivered", trial=delivery.trial_id, reason=failed)
+
+        def store(connection: Connection) -> None:
+            deliveries.settle(connection, delivery.id, values)
+            if failed is not None:
+                self._tell(connection, delivery.trial_id, failed)
+
+        self._database.write(store)
+
+    def _tell(self, connection: Connection, trial_id: str, message: str) -> None:
+        """Whoever reads the task's events learns that a channel is deaf; no alarm is about this."""
+        trial, _ = gangs.of_trials(connection, [trial_id])[trial_id]
+        moves.lock_jobs(connection, [trial.job_id])
+        told = events.NewEvent(
+            trial.job_id, trial_id, self._clock(), _ACTOR, FAILED, message, level="warning"
+        )
+        events.record(connection, [told])
 
     def _again_at(self, tries: int) -> float:
         pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(tries - 1, 20))
@@ -291,6 +315,11 @@ class Alarms:
             "at": delivery.created_at,
         }
         return channel, Alarm(delivery.title, delivery.body, facts)
+
+
+def _failed_words(delivery: Delivery, tries: int, error: str) -> str:
+    after = f"after {tries} tries" if tries < MAX_TRIES else f"after {tries} tries, which were the last"
+    return f"The alarm `{delivery.title}` did not reach the channel {delivery.channel} {after}: {error}."
 
 
 def _gpu_rates(values: Mapping[str, float]) -> list[float]:
