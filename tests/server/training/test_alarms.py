@@ -202,35 +202,6 @@ def test_C40_an_alarm_that_nobody_hears_is_told_by_an_event_after_some_tries_and
     assert "T0K3N" not in json.dumps([first, last])
 
 
-def test_C40_a_slow_channel_holds_up_neither_another_one_nor_the_end(bell: Bell, drip: Drip, hook: Hook):
-    document = bell.site.get("/v1/catalog").json()["document"]
-    document["alarm_channels"] = [
-        {"id": "slow", "type": "webhook", "url": drip.url},
-        {"id": "ops", "type": "webhook", "url": hook.url},
-    ]
-    assert bell.site.request("PUT", "/v1/catalog", {"document": document}).status_code == 200
-    alarms = [{"events": ["started", "failed"], "channels": ["slow", "ops"]}]
-    task = dict(bell.site.post("/v1/jobs", task_document(alarms=alarms)).json())
-    place(bell.site, task)
-    assert bell.alarms.look() == 2
-    wait_until(lambda: len(hook.heard) == 1 and drip.heard.is_set())
-    fail(bell.site, task)
-    wait_until(lambda: bell.alarms.look() == 1 or len(hook.heard) == 2)
-    wait_until(lambda: len(hook.heard) == 2)
-    bell.alarms.stop()
-    slow = [row for row in bell.told(task) if row["channel"] == "slow"]
-    assert [row["delivered_at"] for row in slow] == [None, None]
-    assert [row["tries"] for row in slow] == [1, 0]
-    bell.site.clock.now += 60.0
-    second = Alarms(
-        bell.site.services.database, bell.site.services.catalogs, bell.site.clock, lambda _unit, _after: []
-    )
-    drip.done.set()
-    assert second.look() == 2, "what was left is tried by the next process"
-    assert second.wait(30.0)
-    second.stop()
-
-
 def test_C40_a_mail_goes_through_the_server_that_the_channel_names(bell: Bell, mailbox: Mailbox):
     bell.channel("mailto", f"mailto://127.0.0.1:{mailbox.port}?to=ops@example.org&from=shed@example.org")
     task = bell.submit("started")
