@@ -130,7 +130,13 @@ def build(
         files_of = partial(_log_files, folder)
         alarms = None
         if role != "api":
-            alarms = Alarms(database, catalogs, clock, lambda unit, after: samples_in(files_of(unit), after))
+            alarms = Alarms(
+                database,
+                catalogs,
+                clock,
+                lambda unit, after: samples_in(files_of(unit), after),
+                patience_seconds=config.http.shutdown_seconds,
+            )
             stack.callback(alarms.stop)
         uploads = open_uploads(config.content, folder.content, blobs, database, clock)
         stack.callback(uploads.close)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,15 +54,16 @@ def add(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> int:
     return made
 
 
-def due(connection: Connection, now: float, limit: int) -> list[Delivery]:
-    """Undelivered ones whose time has come, the longest waiting first."""
-    query = (
-        select(deliveries)
-        .where(deliveries.c.delivered_at.is_(None), deliveries.c.next_at <= now)
-        .order_by(deliveries.c.next_at)
-        .limit(limit)
-    )
-    return [Delivery(*row) for row in connection.execute(query)]
+def due(connection: Connection, now: float, limit: int, *, without: Collection[str] = ()) -> list[Delivery]:
+    """Undelivered ones whose time has come, the longest waiting first: at most ``limit`` of each channel."""
+    ready = (deliveries.c.delivered_at.is_(None), deliveries.c.next_at <= now)
+    found: list[Delivery] = []
+    for channel in connection.scalars(select(deliveries.c.channel).where(*ready).distinct()).all():
+        if channel not in without:
+            query = select(deliveries).where(*ready, deliveries.c.channel == channel)
+            rows = connection.execute(query.order_by(deliveries.c.next_at).limit(limit))
+            found += [Delivery(*row) for row in rows]
+    return found
 
 
 def claim(connection: Connection, delivery: Delivery, until: float) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import socketserver
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,9 +17,12 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from support.site import Site
 from support.tasks import fail, place, task_document
+from support.waiting import wait_until
 from trainshed.control.training.alarms import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, MAX_TRIES, Alarms
+from trainshed.control.training.channels import Alarm, NotSent, send
 from trainshed.engines.contract import Sample
 from trainshed.jobkit.ray_wire import free_ports
+from trainshed.model.training.catalog import AlarmChannel, ChannelType
 
 
 @dataclass
@@ -54,6 +59,65 @@ def hook() -> Iterator[Hook]:
 
 
 @dataclass
+class Drip:
+    """A web server whose answers, or whose answers' bodies, never come to their end."""
+
+    url: str = ""
+    head: bytes = b""
+    drops: bytes = b""
+    heard: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def drip() -> Iterator[Drip]:
+    found = Drip()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            found.heard.set()
+            with contextlib.suppress(OSError):
+                self.request.sendall(found.head)
+                while not found.done.wait(0.01):
+                    self.request.sendall(found.drops)
+
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    found.url = f"http://127.0.0.1:{server.server_address[1]}/T0K3N"
+    yield found
+    found.done.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+ALARM = Alarm("a title", "a body", {})
+
+
+def test_C40_of_a_webhooks_answer_only_the_status_is_read(drip: Drip):
+    drip.head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n"
+    drip.drops = b"x" * 65_536
+    send(AlarmChannel("ops", ChannelType.WEBHOOK, drip.url), ALARM)
+    assert drip.heard.is_set()
+
+
+@pytest.mark.parametrize("kind", ["webhook", "mailto", "apprise"])
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
+def test_C40_a_delivery_has_one_time_limit_however_often_something_comes(drip: Drip, kind: str):
+    drip.head = b"220-hello\r\n" if kind == "mailto" else b"HTTP/1.1 200 OK\r\n"
+    drip.drops = b"220-and\r\n" if kind == "mailto" else b"X: y\r\n"
+    if kind == "apprise":
+        drip.head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+    scheme = {"webhook": "http", "mailto": "mailto", "apprise": "json"}[kind]
+    url = drip.url.replace("http://", f"{scheme}://")
+    with pytest.raises(NotSent, match="within 2 s") as refused:
+        send(AlarmChannel("ops", ChannelType(kind), url), ALARM, seconds=2.0)
+    assert "T0K3N" not in str(refused.value)
+
+
+@dataclass
 class Mailbox:
     """What a mail server took."""
 
@@ -85,7 +149,10 @@ class Bell:
     samples: dict[str, list[Sample]]
 
     def look(self) -> int:
-        return self.alarms.look()
+        """A look, and all that is sent for it."""
+        tried = self.alarms.look()
+        assert self.alarms.wait(30.0)
+        return tried
 
     def channel(self, kind: str, url: str) -> None:
         """Make it the only one, under the id `ops`."""
@@ -112,6 +179,7 @@ def bell(site: Site) -> Iterator[Bell]:
         site.services.catalogs,
         site.clock,
         lambda unit, after: [each for each in samples.get(unit, []) if each.at > after],
+        patience_seconds=0.0,
     )
     made = Bell(site, alarms, samples)
     made.look()
@@ -146,6 +214,7 @@ def test_C40_nothing_is_told_twice_by_two_processes_that_look_at_the_same_events
     bell.look()
     second.look()
     second.stop()
+    assert second.wait(0.0)
     assert len(hook.heard) == len(bell.told(task)) == 1
 
 
@@ -200,6 +269,35 @@ def test_C40_an_alarm_that_nobody_hears_is_told_by_an_event_after_some_tries_and
     )
     assert "which were the last" in last["message"]
     assert "T0K3N" not in json.dumps([first, last])
+
+
+def test_C40_a_slow_channel_holds_up_neither_another_one_nor_the_end(bell: Bell, drip: Drip, hook: Hook):
+    document = bell.site.get("/v1/catalog").json()["document"]
+    document["alarm_channels"] = [
+        {"id": "slow", "type": "webhook", "url": drip.url},
+        {"id": "ops", "type": "webhook", "url": hook.url},
+    ]
+    assert bell.site.request("PUT", "/v1/catalog", {"document": document}).status_code == 200
+    alarms = [{"events": ["started", "failed"], "channels": ["slow", "ops"]}]
+    task = dict(bell.site.post("/v1/jobs", task_document(alarms=alarms)).json())
+    place(bell.site, task)
+    assert bell.alarms.look() == 2
+    wait_until(lambda: len(hook.heard) == 1 and drip.heard.is_set())
+    fail(bell.site, task)
+    wait_until(lambda: bell.alarms.look() == 1 or len(hook.heard) == 2)
+    wait_until(lambda: len(hook.heard) == 2)
+    bell.alarms.stop()
+    slow = [row for row in bell.told(task) if row["channel"] == "slow"]
+    assert [row["delivered_at"] for row in slow] == [None, None]
+    assert [row["tries"] for row in slow] == [1, 0]
+    bell.site.clock.now += 60.0
+    second = Alarms(
+        bell.site.services.database, bell.site.services.catalogs, bell.site.clock, lambda _unit, _after: []
+    )
+    drip.done.set()
+    assert second.look() == 2, "what was left is tried by the next process"
+    assert second.wait(30.0)
+    second.stop()
 
 
 def test_C40_a_mail_goes_through_the_server_that_the_channel_names(bell: Bell, mailbox: Mailbox):

@@ -2,15 +2,16 @@
 
 Rows are made from events that are durable already, each once by task, subject and channel; the place in the
 events moves in the same transaction. A row is tried until it was delivered, so a channel hears of everything
-at least once. Several processes may do this at the same time.
+at least once. Several processes may do this at the same time. Each channel has a sender of its own, for which
+nobody waits: a slow receiver holds up neither other channels nor the end of the server.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,9 @@ MAX_TRIES = 50
 TOLD_TRIES = frozenset({3, MAX_TRIES})
 """After so many tries in vain the task's events and the log say that nobody heard of it."""
 _LEASE_SECONDS = 3 * TRY_SECONDS
-_AT_ONCE = 16
+"""Longer than any try: so long nobody else tries what a process took, even if it ended meanwhile."""
+_IN_A_ROW = 16
+"""So many deliveries a sender takes before it asks anew what is due."""
 _PAGE = 1000
 _LATE_EVENTS = 500
 """Events of PostgreSQL may be committed in another order than they are numbered: so many are read again."""
@@ -97,7 +100,10 @@ class Alarms:
         clock: Callable[[], float],
         read_samples: ReadSamples,
         deliver: Callable[[AlarmChannel, Alarm], None] = send,
+        *,
+        patience_seconds: float = TRY_SECONDS,
     ) -> None:
+        """``patience_seconds``: so long `stop` waits for what is under way."""
         self._database = database
         self._catalogs = catalogs
         self._clock = clock
@@ -107,19 +113,34 @@ class Alarms:
         self._hint = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="alarms", daemon=True)
-        self._senders = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="alarm")
+        self._patience = patience_seconds
+        self._senders: dict[str, threading.Thread] = {}
+        """By channel. They end with the process: nothing waits for them."""
 
     def start(self) -> None:
         self._database.on_write(self._hint.set)
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what was not delivered yet is delivered by the next process."""
+        """End within ``patience_seconds``; what was not delivered yet is delivered by the next process."""
+        until = time.monotonic() + self._patience
         self._stopping.set()
         self._hint.set()
         if self._thread.is_alive():
-            self._thread.join()
-        self._senders.shutdown(wait=True, cancel_futures=True)
+            self._thread.join(max(0.0, until - time.monotonic()))
+        if not self.wait(max(0.0, until - time.monotonic())):
+            log.warning("alarms under way are left to the next process", channels=sorted(self._busy()))
+
+    def wait(self, seconds: float) -> bool:
+        """Until every sender has ended, but no longer; whether they have."""
+        until = time.monotonic() + seconds
+        for sender in list(self._senders.values()):
+            sender.join(max(0.0, until - time.monotonic()))
+        return not self._busy()
+
+    def _busy(self) -> frozenset[str]:
+        """Channels that something is being sent to."""
+        return frozenset(channel for channel, sender in self._senders.items() if sender.is_alive())
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -135,7 +156,7 @@ class Alarms:
                 self._stopping.wait(LOOK_SECONDS)
 
     def look(self) -> int:
-        """Make what is new and try what is due; how many were tried."""
+        """Make what is new and have sent what is due, without waiting for it; how many are tried."""
         while self._take_events():
             pass
         now = self._clock()
@@ -147,15 +168,20 @@ class Alarms:
             if now - self._measured >= MEASURE_SECONDS:
                 self._measured = now
                 rows += self._measure(connection, now)
-            due = deliveries.due(connection, now, _AT_ONCE)
         if rows:
             self._database.write(lambda connection: deliveries.add(connection, rows))
-            with self._database.read() as connection:
-                due = deliveries.due(connection, now, _AT_ONCE)
-        mine = [each for each in due if self._claim(each, now)]
-        for _ in self._senders.map(self._try, mine):
-            pass
-        return len(mine)
+        busy = self._busy()
+        self._senders = {channel: self._senders[channel] for channel in busy}
+        with self._database.read() as connection:
+            due = deliveries.due(connection, now, _IN_A_ROW, without=busy)
+        of_channel: dict[str, list[Delivery]] = {}
+        for each in due:
+            of_channel.setdefault(each.channel, []).append(each)
+        for channel, mine in of_channel.items():
+            sender = threading.Thread(target=self._send, args=(mine,), name=f"alarm {channel}", daemon=True)
+            self._senders[channel] = sender
+            sender.start()
+        return len(due)
 
     # Making them
 
@@ -253,6 +279,24 @@ class Alarms:
         return found
 
     # Delivering them
+
+    def _send(self, due: Sequence[Delivery]) -> None:
+        """One after the other, to one channel."""
+        try:
+            for each in due:
+                if self._stopping.is_set():
+                    return
+                if self._claim(each, self._clock()):
+                    self._try(each)
+        except DatabaseUnavailable as error:
+            log.warning("alarms wait for the database", reason=str(error))
+            return
+        except Exception:
+            if not self._stopping.is_set():
+                log.exception("alarms could not be sent; they are tried again")
+            return
+        if len(due) == _IN_A_ROW:
+            self._hint.set()
 
     def _claim(self, delivery: Delivery, now: float) -> bool:
         until = now + _LEASE_SECONDS
