@@ -20,10 +20,10 @@ from trainshed.control.frozen import FrozenImage, FrozenProfile
 from trainshed.control.images import ImageFreezer
 from trainshed.control.profiles import Lookups, ProfileFreezer, revoked_content
 from trainshed.control.references import approval_hint
+from trainshed.control.request_ids import earlier
 from trainshed.control.resuming import freeze_checkpoint, hold_checkpoints
 from trainshed.control.snapshots import Snapshots
 from trainshed.model.access import Permission, Principal
-from trainshed.model.conflicts import differences
 from trainshed.model.content import ContentKind
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.ids import IdFactory
@@ -133,12 +133,9 @@ class Acceptance:
 
     def _replay(self, connection: Connection, principal: Principal, submission: Submission) -> str | None:
         """The Job that already has this request id; raises on other input and on revoked access (A2)."""
-        job = jobs.find_by_request(connection, principal.project_id, submission.request_id)
+        job = earlier(connection, principal, submission.request_id, submission.canonical)
         if job is None:
             return None
-        if job.canonical != submission.canonical:
-            faults = differences(job.canonical, submission.canonical)
-            raise Refusal(faults, extra={"job_id": job.id})
         trials = jobs.trials_of(connection, [job.id])[job.id]
         for number, trial in enumerate(trials):
             if not runners.still_readable(connection, principal.project_id, trial.runner, trial.revision):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
-from support.site import Site
+from support.site import Site, submission
 from support.tasks import task_document
-from trainshed.store import events
+from trainshed.store import events, jobs
 
 Submit = Callable[..., dict[str, Any]]
 Person = Callable[..., str]
@@ -99,6 +100,18 @@ def test_C5_pages_hold_as_many_tasks_as_asked_for_whoever_owns_those_between(
     assert (found, second["next_cursor"]) == (mine[::-1], None)
 
 
+def test_C5_a_share_with_nobody_is_refused(site: Site, submit: Submit, person: Person):
+    ann, _ = person("ann"), person("bob")
+    path = f"/v1/tasks/{submit(ann)['name']}"
+    refused = site.request("PATCH", path, {"public": True, "shares": ["bob", "nobody"]}, key=ann)
+    assert refused.status_code == 422
+    assert [(fault["path"], "`nobody`" in fault["message"]) for fault in refused.json()["errors"]] == [
+        ("shares", True)
+    ]
+    assert (site.get(path, key=ann).json()["public"], site.get(path, key=ann).json()["shares"]) == (False, [])
+    assert "train list" in site.get("/v1/tasks/nobody", key=ann).json()["hint"]
+
+
 def test_C5_a_share_lets_one_person_see_and_not_change(site: Site, submit: Submit, person: Person):
     ann, bob, eve = person("ann"), person("bob"), person("eve")
     task = submit(ann)
@@ -139,12 +152,64 @@ def test_C5_a_public_task_is_stopped_by_its_owner_and_by_admins_only(
         assert site.post(path.format(**task)).status_code == 200, path
 
 
+SECRET = {"name": "TOKEN", "value": "swordfish", "hidden": True}
+
+
+def refusal(site: Site, document: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """What a conflict says, without what differs from answer to answer."""
+    answer = site.post("/v1/jobs", document, key=key)
+    assert (answer.status_code, answer.json()["code"]) == (409, "JOB_REQUEST_CONFLICT"), answer.text
+    return {key: value for key, value in answer.json().items() if key != "request_id"}
+
+
 def test_C5_the_request_id_of_somebody_else_tells_nothing_of_their_task(site: Site, person: Person):
-    document = task_document()
-    assert site.post("/v1/jobs", document, key=person("ann")).status_code == 201
-    answer = site.post("/v1/jobs", document, key=person("bob"))
-    assert (answer.status_code, answer.json()["code"]) == (409, "JOB_REQUEST_CONFLICT")
-    assert "task_uuid" not in answer.json()
+    ann, bob = person("ann"), person("bob")
+    document = task_document(env=[SECRET], cmd="echo private")
+    created = site.post("/v1/jobs", document, key=ann)
+    assert created.status_code == 201, created.text
+    guess = {**document, "spec": {**document["spec"], "env": [{**SECRET, "value": "guess"}]}}
+    other = {**task_document(), "request_id": document["request_id"]}
+    runner = submission(document["request_id"])
+    answers = [refusal(site, sent, bob) for sent in (document, guess, other, runner)]
+    assert answers == [answers[0]] * 4
+    assert answers[0]["message"] == "this request id is taken in this project; choose another"
+    assert [fault["path"] for fault in answers[0]["errors"]] == ["request_id"]
+    assert set(answers[0]) == {"code", "message", "hint", "errors"}
+    site.request("DELETE", f"/v1/tasks/{created.json()['task_uuid']}", key=ann)
+    for key in (ann, bob, site.owner_key):
+        assert [refusal(site, sent, key) for sent in (document, guess)] == [answers[0]] * 2
+
+
+def test_C9_those_who_see_a_task_learn_of_its_hidden_values_at_most_that_they_differ(
+    site: Site, person: Person
+):
+    ann, bob = person("ann"), person("bob")
+    document = task_document(env=[SECRET], public=True)
+    assert site.post("/v1/jobs", document, key=ann).status_code == 201
+    guess = {**document, "spec": {**document["spec"], "env": [{**SECRET, "value": "guess"}]}}
+    mine = refusal(site, guess, ann)
+    assert [(fault["path"], fault["message"]) for fault in mine["errors"]] == [
+        ("spec.env.TOKEN", "the hidden value differs from that of the stored task")
+    ]
+    theirs = [refusal(site, sent, key) for sent in (document, guess) for key in (bob, site.owner_key)]
+    assert theirs == [theirs[0]] * 4
+    other = {**guess, "spec": {**guess["spec"], "workers": 2}}
+    assert "the stored task has 0, this request 2" in json.dumps(refusal(site, other, bob))
+    with site.services.database.read() as connection:
+        (stored,) = [job.canonical for job in jobs.list_jobs(connection, "default")]
+    (digest,) = json.loads(stored)["hidden"].values()
+    for key in (ann, bob):
+        said = json.dumps(refusal(site, other, key))
+        assert digest[:8] not in said
+        assert "swordfish" not in said
+
+
+def test_C56_a_conflict_counts_entries_of_lists(site: Site):
+    document = task_document(env=[{"name": "A", "value": "1"}])
+    assert site.post("/v1/jobs", document).status_code == 201
+    sent = {**document, "spec": {**document["spec"], "env": []}}
+    (fault,) = refusal(site, sent, None)["errors"]
+    assert (fault["path"], fault["message"]) == ("spec.env", "the stored task has 1 entry, this request 0")
 
 
 def test_c7_a_deleted_task_is_hidden_at_once_from_everybody_and_its_records_stay(

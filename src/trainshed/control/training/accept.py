@@ -21,10 +21,10 @@ from trainshed.control.crashpoints import Point, reach
 from trainshed.control.frozen import FrozenImage
 from trainshed.control.images import ImageFreezer
 from trainshed.control.references import list_hint, unknown_version
+from trainshed.control.request_ids import earlier
 from trainshed.control.sealing import Seal
 from trainshed.control.training.catalogs import Catalogs
 from trainshed.model.access import Permission, Principal
-from trainshed.model.conflicts import differences
 from trainshed.model.content import ContentUri, parse_content_uri
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.ids import IdFactory
@@ -121,8 +121,8 @@ class TaskAcceptance:
         with self._database.read() as connection:
             effective, revision, _ = self._judge(connection, principal, document, smoke=False)
             request_id, canonical = effective.request.request_id, self._canonical(effective.request.spec)
-            if request_id and (job_id := self._replay(connection, principal, request_id, canonical)):
-                return Accepted(job_id, created=False)
+            if request_id and (job := earlier(connection, principal, request_id, canonical)):
+                return Accepted(job.id, created=False)
             used = self._contents(connection, principal.project_id, effective)
         frozen = _Frozen(
             effective,
@@ -138,8 +138,8 @@ class TaskAcceptance:
         def store(connection: Connection) -> str | None:
             # Submissions of a project wait for each other, so that of twins one is first (P2, C56).
             access.lock_project(connection, principal.project_id)
-            if request_id and (job_id := self._replay(connection, principal, request_id, canonical)):
-                return job_id
+            if request_id and (before := earlier(connection, principal, request_id, canonical)):
+                return before.id
             allowed = effective.request.allow_duplicate
             # A command line makes an id for each run of it: by itself that does not tell a mistake.
             if not (bool(request_id) if allowed is None else allowed):
@@ -190,15 +190,6 @@ class TaskAcceptance:
         }
         return canonical_json({"spec": to_document(spec), **({"hidden": hidden} if hidden else {})})
 
-    @staticmethod
-    def _replay(connection: Connection, principal: Principal, request_id: str, canonical: str) -> str | None:
-        job = jobs.find_by_request(connection, principal.project_id, request_id)
-        if job is None:
-            return None
-        if job.canonical != canonical:
-            raise Refusal(differences(job.canonical, canonical), extra={"job_id": job.id})
-        return job.id
-
     def _refuse_twin(self, connection: Connection, task: Task) -> None:
         since = task.submitted_at - DUPLICATE_SECONDS
         twin = tasks.identical(connection, task.owner, task.spec_sha256, since=since)
@@ -209,7 +200,8 @@ class TaskAcceptance:
             "DUPLICATE_SUSPECTED",
             f"you submitted the same task {ago} s ago: it is {twin.name} ({twin.job_id})",
             path="spec",
-            hint=f"Look at it with `trainshed train get {twin.name}`; allow_duplicate: true submits another.",
+            hint=f"Look at it with `trainshed train get {twin.name}`; `--allow-duplicate` (in a request"
+            " `allow_duplicate: true`) submits another.",
             job_id=twin.job_id,
             name=twin.name,
             task_uuid=twin.task_uuid,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainshed.control.request_ids import taken
 from trainshed.control.stopping import accept_stop
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
@@ -112,8 +113,7 @@ def _submit_task(call: Call, document: object) -> Reply:
     with call.services.database.read() as connection:
         found = find(connection, call.viewer, accepted.job_id)
         if found is None:
-            said = "the request_id names a task that was deleted, or that somebody else owns"
-            raise Refusal.of("JOB_REQUEST_CONFLICT", said, path="request_id")
+            raise taken()  # deleted since, or made private
         task, trial = found
         job = views(call, connection).job(store.get_job(connection, call.project, task.job_id))
         place, _ = TaskViews(connection, call.services.outlook, call.now).standing(task, trial)
