@@ -31,9 +31,12 @@ _CLUSTERS = "Clusters that have it; `*`: all."
 _LABELS = {"type": "object", "additionalProperties": {"type": "string"}}
 
 
-def _id(path: str, what: str, key: str = "id") -> tuple[Field, Field]:
+_CLASSES = "Left out: low 100, normal 500, high 900. A list replaces these three and must have `normal`."
+
+
+def _id(path: str, what: str, key: str = "id", limits: str = "") -> tuple[Field, Field]:
     return (
-        Field(path, f"The {what}.", "catalogue", entries(), default=[]),
+        Field(path, f"The {what}.", "catalogue", entries(), limits, default=[]),
         Field(f"{path}[].{key}", "Its name.", "catalogue", NAME, required=True),
     )
 
@@ -109,7 +112,7 @@ _RIGHTS = (
     Field("quotas[].cohort", "Quotas of one cohort lend to each other.", "c3", NAME),
     Field("quotas[].borrowing_limit", "Most units borrowed.", "c3", whole(0), derived="all that are lent"),
     Field("quotas[].lending_limit", "Most units lent.", "c3", whole(0), derived="all"),
-    *_id("priority_classes", "priority classes", "name"),
+    *_id("priority_classes", "priority classes", "name", _CLASSES),
     Field(
         "priority_classes[].value",
         "The larger goes first.",
@@ -156,7 +159,13 @@ _THINGS = (
         text(1024),
     ),
     *_id("alarm_channels", "channels that alarms go to"),
-    Field("alarm_channels[].type", "How.", "C40", words(ChannelType), required=True),
+    Field(
+        "alarm_channels[].type",
+        "How: a POST of JSON, a mail, or what Apprise knows.",
+        "C40",
+        words(ChannelType),
+        required=True,
+    ),
     Field("alarm_channels[].url", "Where to: a secret, shown masked.", "C40", text(2048), required=True),
     *_lists("alarm_channels", "projects"),
     *_id("images", "preset images"),

@@ -78,7 +78,14 @@ ADVANCED: tuple[Field, ...] = (
         kinds=PYTORCH,
         codes=("EXIT_NOTICE_PYTORCH_ONLY",),
     ),
-    Field("exit_notice.enabled", "Whether to give it.", "C36", FLAG, default=False, kinds=PYTORCH),
+    Field(
+        "exit_notice.enabled",
+        "Whether to give it, as `signal` says (SIGUSR1).",
+        "C36",
+        FLAG,
+        default=False,
+        kinds=PYTORCH,
+    ),
     Field(
         "exit_notice.timeout_seconds",
         "The longest it may take.",
@@ -91,7 +98,8 @@ ADVANCED: tuple[Field, ...] = (
     ),
     Field(
         "exit_notice.signal",
-        "The signal that tells the program.",
+        "The signal that tells the program. A trap of bash runs only when the command in the foreground has "
+        "ended: start that with `&`, and `wait` for it.",
         "C36",
         words(NoticeSignal),
         default=NoticeSignal.SIGUSR1.value,
@@ -149,12 +157,13 @@ ADVANCED: tuple[Field, ...] = (
         "What it is about.",
         "C40",
         entries(minItems=1, uniqueItems=True, items=words(AlarmEvent)),
+        f"One or more of {', '.join(AlarmEvent)}; those in `_over` need a threshold.",
         required=True,
         codes=("ALARM_INVALID",),
     ),
     Field(
         "alarms[].channels",
-        "Alarm channels of the catalogue.",
+        "Alarm channels of the catalogue, by id; `trainshed catalog show` lists them.",
         "C40",
         entries(minItems=1, uniqueItems=True, items=NAME),
         required=True,

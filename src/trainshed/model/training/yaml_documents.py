@@ -101,9 +101,17 @@ def read_yaml_documents(text: str, scalar: Callable[[str], Any] | None = None) -
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = " ".join(part for part in (error.context, error.problem) if part) or "not YAML"
+        if mark and "\t" in _indent(text, mark.line):
+            said = "a tab stands where YAML allows spaces only; indent with spaces"
         raise YamlFault(said, *((mark.line + 1, mark.column + 1) if mark else (1, 1))) from None
     except (yaml.YAMLError, UnicodeError) as error:
         raise _unreadable(text, error) from None
+
+
+def _indent(text: str, number: int) -> str:
+    """The white space at the beginning of a line, which is counted from 0."""
+    line = "".join(text.split("\n")[number : number + 1])
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _unreadable(text: str, error: Exception) -> YamlFault:
