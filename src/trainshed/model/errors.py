@@ -64,7 +64,7 @@ CODES: Mapping[str, Code] = {
         Code(
             "DUPLICATE_SUSPECTED",
             409,
-            "Look at the task named; with `allow_duplicate: true` the same is created again.",
+            "Look at the task named; `--allow-duplicate` (`allow_duplicate: true`) creates the same again.",
         ),
         Code(
             "INVALID_TRIALS",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 from trainshed.control.training.frozen import spec_of
+from trainshed.model.errors import Refusal
 from trainshed.model.states import WAITING, State
 from trainshed.model.training.spec import ResourceType
 from trainshed.model.training.words import Detail, shown_state
@@ -23,6 +24,7 @@ from trainshed.store import jobs, tasks
 from trainshed.store.database import Connection
 from trainshed.store.records import Allocation, Attempt, Event, Replica, Task, Trial
 from trainshed.store.tasks import Standing
+from trainshed.store.visibility import Viewer
 
 LAST_LINES = 50
 _SEVERAL = 2
@@ -111,10 +113,15 @@ def _queued_again(task: Task) -> str | None:
 class TaskViews:
     """Builds tasks as callers see them, on one connection at one time."""
 
-    def __init__(self, connection: Connection, outlook: OutlookReader, now: float) -> None:
+    def __init__(
+        self, connection: Connection, outlook: OutlookReader, now: float, viewer: Viewer | None = None
+    ) -> None:
+        """Without a ``viewer`` no other task is named (C5)."""
         self._connection = connection
         self._outlook = outlook
         self._now = now
+        self._viewer = viewer
+        self._names: dict[str, str | None] = {}
 
     def summaries(self, rows: Sequence[tuple[Task, Trial]]) -> list[shapes.TaskSummary]:
         labels = tasks.labels_of(self._connection, [task.trial_id for task, _ in rows])
@@ -187,7 +194,29 @@ class TaskViews:
             return None, None
         rows = tasks.standing(self._connection, task.project_id, task.queued_at, task.trial_id)
         place = place_among(rows, task.pool, task.resource_type, task.priority)
-        return place, self._outlook.read(self._connection, self._now).answer(trial, task)
+        return place, self.told(self._outlook.read(self._connection, self._now).answer(trial, task))
+
+    def told(self, found: Answer) -> Answer:
+        """An answer that names another task only to those who may see it (C5)."""
+        first = None if found.reason is None else found.reason.behind
+        if found.reason is None or first is None:
+            return found
+        if first not in self._names:
+            self._names[first] = self._name_of(first)
+        return replace(found, reason=replace(found.reason, behind=self._names[first]))
+
+    def _name_of(self, trial_id: str) -> str | None:
+        """What the viewer knows a task or a Runner Trial as; ``None`` for what they may not see."""
+        if self._viewer is None:
+            return None
+        seen = tasks.find(self._connection, self._viewer, trial_id)
+        if seen is not None:
+            return seen[0].name
+        try:
+            jobs.get_trial(self._connection, self._viewer.project_id, trial_id, viewer=self._viewer)
+        except Refusal:
+            return None
+        return f"Trial {trial_id}"
 
     def estimate(self, found: Answer | None) -> shapes.EstimatedStart | None:
         """The interval in which it should start; ``None``: nobody can say."""
@@ -320,7 +349,11 @@ def _attempt(row: Attempt, members: Sequence[Replica]) -> shapes.TaskAttempt:
     replicas = []
     for member in members:
         index = seen[member.role] = seen.get(member.role, -1) + 1
-        replicas.append(_replica(member, index, restarts=row.number - 1))
+        replica = _replica(member, index, restarts=row.number - 1)
+        if row.exit_class == "preempted" and replica.state == "Succeeded":
+            # It saved and left because it was told to: its work is not done.
+            replica = replica.model_copy(update={"state": "Terminating"})
+        replicas.append(replica)
     return shapes.TaskAttempt(
         attempt_id=row.id,
         number=row.number,

@@ -49,6 +49,9 @@ class TaskFilter:
     text: str | None = None
     """A part of the name, or the whole of a task's uuid or Job's id."""
     owner: str | None = None
+    """A person, or a key without one (`human:label`): either way of writing finds both."""
+    label_keys: Collection[str] = ()
+    """Labels that have to be there, with any value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +133,16 @@ def list_tasks(
             task_labels.c.value == value,
         )
         query = query.where(labelled)
+    for key in narrowed.label_keys:
+        query = query.where(
+            exists().where(task_labels.c.trial_id == tasks.c.trial_id, task_labels.c.key == key)
+        )
     if narrowed.kind is not None:
         query = query.where(tasks.c.kind == narrowed.kind)
     if narrowed.states is not None:
         query = query.where(trials.c.state.in_([str(state) for state in narrowed.states]))
     if narrowed.owner is not None:
-        query = query.where(tasks.c.owner == narrowed.owner)
+        query = query.where(tasks.c.owner.in_(_written(narrowed.owner)))
     if narrowed.text is not None:
         part = narrowed.text
         query = query.where(
@@ -176,6 +183,11 @@ def standing(
         .group_by(t.pool, t.resource_type, t.priority)
     )
     return [Standing(*row) for row in rows]
+
+
+def _written(owner: str) -> tuple[str, str]:
+    bare = owner.removeprefix("human:")
+    return bare, f"human:{bare}"
 
 
 def identical(connection: Connection, owner: str, spec_sha256: str, *, since: float) -> Task | None:

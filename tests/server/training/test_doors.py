@@ -154,7 +154,10 @@ def test_C6_lists_are_filtered_by_labels_kind_state_and_owner(site: Site, submit
     assert found("state=Queuing&limit=2") == [three["job_id"], two["job_id"]]
     assert found("state=Running") == []
     assert found("kind=ray") == []
-    refused = site.get("/v1/tasks?state=Walking&kind=mpi&label=x")
+    assert found("label=run") == [two["job_id"], one["job_id"]]
+    assert found("label=run&label=team=hpc") == []
+    assert found("owner=human:ann") == [three["job_id"]]
+    refused = site.get("/v1/tasks?state=Walking&kind=mpi&label==x")
     assert (refused.status_code, len(refused.json()["errors"])) == (422, 3)
 
 

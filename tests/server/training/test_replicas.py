@@ -67,6 +67,24 @@ def test_C52_a_ray_task_shows_its_submitter_unless_another_role_is_asked_for(sit
         assert (refused.status_code, refused.json()["code"]) == (422, "INVALID_LOG_QUERY"), wrong
 
 
+def test_C52_a_replica_that_a_task_does_not_have_is_refused(site: Site, submit: Submit):
+    task = submit(workers=2)
+    logs, samples = f"/v1/tasks/{task['name']}/logs", f"/v1/jobs/{task['job_id']}/resource-metrics"
+    for started in (False, True):
+        if started:
+            place(site, task)
+        for path, query, field in (
+            (logs, "role=worker&index=2", "index"),
+            (f"{logs}/stream", "role=master&index=1", "index"),
+            (samples, "replica=3", "replica"),
+            (samples, "attempt=2", "attempt"),
+        ):
+            answer = site.get(f"{path}?{query}")
+            assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, field), query
+        assert site.get(f"{logs}?role=worker&index=1").status_code == 200
+        assert site.get(f"{samples}?replica=2").status_code == 200
+
+
 def test_c1_a_failure_names_class_replica_exit_code_and_the_last_lines(site: Site, submit: Submit):
     task = submit()
     place(site, task)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from support.site import Site, submission
-from support.tasks import task_document
+from support.tasks import place, task_document
 from trainshed.store import events, jobs
 
 Submit = Callable[..., dict[str, Any]]
@@ -178,6 +178,33 @@ def test_C5_the_request_id_of_somebody_else_tells_nothing_of_their_task(site: Si
     site.request("DELETE", f"/v1/tasks/{created.json()['task_uuid']}", key=ann)
     for key in (ann, bob, site.owner_key):
         assert [refusal(site, sent, key) for sent in (document, guess)] == [answers[0]] * 2
+
+
+def test_C5_why_a_task_waits_names_another_only_to_those_who_may_see_it(
+    site: Site, submit: Submit, person: Person
+):
+    ann, bob = person("ann"), person("bob")
+    place(site, submit(ann, name_prefix="runs", max_run_seconds=600))
+    hers = submit(ann, instance={"specs": ["h100x8"]}, name_prefix="first")
+    his = submit(bob, name_prefix="late")
+    site.services.outlook.forget()
+
+    def said(key: str | None) -> list[str]:
+        paths = [f"/v1/tasks/{his['name']}/why", f"/v1/tasks/{his['name']}", f"/v1/trials/{his['trial_id']}"]
+        paths += [f"/v1/jobs/{his['job_id']}"]
+        answers = [site.get(path, key=key).text for path in paths]
+        document = task_document(name_prefix="other")
+        return [*answers, site.post("/v1/jobs/validate", document, key=key).text]
+
+    for text in said(bob):
+        assert "is kept for another task, which comes first" in text
+        assert hers["trial_id"] not in text
+        assert hers["name"] not in text
+    for text in said(site.owner_key):
+        assert f"is kept for {hers['name']}, which comes first" in text
+    site.request("PATCH", f"/v1/tasks/{hers['name']}", {"public": True}, key=ann)
+    for text in said(bob):
+        assert f"is kept for {hers['name']}, which comes first" in text
 
 
 def test_C9_those_who_see_a_task_learn_of_its_hidden_values_at_most_that_they_differ(

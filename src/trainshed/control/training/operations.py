@@ -116,7 +116,8 @@ class TaskOperations:
             if wanted.priority is not None and wanted.priority[1] != task.priority:
                 if trial.state not in WAITING:
                     message = f"{task.name} is {trial.state}; a priority changes only while a task is queued"
-                    raise Refusal.of("RESOURCE_IN_USE", message, path="priority")
+                    hint = "Stop it, and create it anew with the other priority."
+                    raise Refusal.of("RESOURCE_IN_USE", message, path="priority", hint=hint)
                 values["priority_class"], values["priority"] = wanted.priority
                 said.append(f"priority {wanted.priority[0]} ({wanted.priority[1]})")
             if values:
@@ -169,14 +170,15 @@ def require(connection: Connection, viewer: Viewer, reference: str) -> tuple[Tas
     found = tasks.find(connection, viewer, reference)
     if found is None:
         said = f"there is no training task `{reference[:80]}` that you may see in this project"
-        raise Refusal.of("JOB_NOT_FOUND", said, path="job_id")
+        hint = "List the tasks that you may see with `trainshed train list`."
+        raise Refusal.of("JOB_NOT_FOUND", said, path="job_id", hint=hint)
     return found
 
 
 def _owned(viewer: Viewer, task: Task) -> None:
     if not viewer.everything and task.owner != viewer.user:
         said = f"{task.name} belongs to {task.owner}; its owner or an admin of the project may change it"
-        raise Refusal.of("PERMISSION_DENIED", said)
+        raise Refusal.of("PERMISSION_DENIED", said, hint="Ask its owner, or an admin of the project.")
 
 
 def _ended_retention(task: Task, at: float) -> float | None:

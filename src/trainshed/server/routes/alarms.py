@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Mapping, Sequence
 
 from trainshed.engines.contract import Sample
 from trainshed.engines.local import samples_in
@@ -17,7 +19,7 @@ from trainshed.server.shapes import tasks as shapes
 from trainshed.server.shapes.common import Page, iso, iso_or_none
 from trainshed.store import deliveries, jobs, tasks
 from trainshed.store.deliveries import Delivery
-from trainshed.store.records import Task
+from trainshed.store.records import Replica, Task
 
 routes = Routes("alarms")
 job_routes = Routes("tasks")
@@ -100,10 +102,11 @@ def read_samples(call: Call, job_id: str) -> shapes.MetricSamples:
     if not _TIME.fullmatch(text):
         raise Refusal.of("INVALID_CURSOR", "`after` is a time in Unix seconds", path="after")
     with call.services.database.read() as connection:
-        _, trial = read(call, connection, job_id)
+        task, trial = read(call, connection, job_id)
         attempts = jobs.attempts_of(connection, [trial.id])[trial.id]
         chosen = [each for each in attempts if number in {None, each.number}][-1:]
         members = tasks.replicas_of(connection, [each.id for each in chosen])
+    _refuse_what_is_not_there(task, number, wanted, members)
     found: list[tuple[float, int, int, Sample]] = []
     for attempt in chosen:
         for member in members[attempt.id]:
@@ -123,6 +126,21 @@ def read_samples(call: Call, job_id: str) -> shapes.MetricSamples:
         ],
         next_after=kept[-1][0] if kept else None,
     )
+
+
+def _refuse_what_is_not_there(
+    task: Task, number: int | None, rank: int | None, members: Mapping[str, Sequence[Replica]]
+) -> None:
+    hint = f"`trainshed train get {task.name}` lists its Attempts and replicas."
+    if number is not None and not members:
+        said = f"{task.name} has had no Attempt {number}"
+        raise Refusal.of("INVALID_LIMIT", said, path="attempt", hint=hint)
+    ranks = {row.rank for rows in members.values() for row in rows} or set(
+        range(int(json.loads(task.totals)["replicas"]))
+    )
+    if rank is not None and rank not in ranks:
+        said = f"{task.name} has the ranks {min(ranks)} to {max(ranks)}, not {rank}"
+        raise Refusal.of("INVALID_LIMIT", said, path="replica", hint=hint)
 
 
 def _values(sample: Sample, series: str) -> dict[str, float]:

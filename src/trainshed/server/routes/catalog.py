@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic_core import to_json
@@ -25,6 +26,7 @@ from trainshed.store import catalogs
 
 routes = Routes("catalog")
 
+_EXPLAIN = ("`trainshed train explain", "`trainshed catalog explain")
 NAME = Param(
     "name",
     {"type": "string"},
@@ -74,9 +76,14 @@ def apply_catalog(call: Call) -> shapes.AppliedCatalog:
         _refuse_what_cannot_be_sent(document, body)
     expected, dry_run = body.whole("expected_revision", 0, 2**31 - 1), body.boolean("dry_run")
     body.finish()
-    applied = call.services.catalogs.apply(
-        document, expected=expected, dry_run=dry_run, at=call.now, by=call.principal.actor
-    )
+    try:
+        applied = call.services.catalogs.apply(
+            document, expected=expected, dry_run=dry_run, at=call.now, by=call.principal.actor
+        )
+    except Refusal as refusal:
+        # Codes are shared with tasks, whose fields another command explains.
+        faults = [replace(each, hint=each.hint.replace(*_EXPLAIN)) for each in refusal.faults]
+        raise Refusal(faults, extra=refusal.extra) from refusal
     if applied.stored:
         call.services.outlook.forget()
         call.services.wake()

@@ -48,7 +48,10 @@ def _outlook(call: Call) -> Outlook:
 
 
 def _not_found(noun: str, name: str) -> Refusal:
-    return Refusal.of("NOT_FOUND", f"there is no {noun} `{name[:80]}` in the catalogue", path=noun)
+    command = "catalog show" if noun == "cluster" else "pool list"
+    said = f"there is no {noun} `{name[:80]}` in the catalogue"
+    hint = f"`trainshed {command}` shows what there is."
+    return Refusal.of("NOT_FOUND", said, path=noun, hint=hint)
 
 
 @routes.get("/pools", Operation("List pools and what is free in them", answer=Page[shapes.Pool], any_of=READ))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from trainshed.control.training.frozen import spec_of
 from trainshed.model.errors import Refusal
 from trainshed.server.documents import Param
 from trainshed.server.endpoints import Call, Operation, Routes
@@ -22,7 +23,7 @@ from trainshed.server.shapes import tasks as shapes
 from trainshed.server.shapes.logs import LogItem, LogPage
 from trainshed.server.sse import event_stream
 from trainshed.server.task_views import task_event
-from trainshed.store import events
+from trainshed.store import events, jobs, tasks
 from trainshed.store.records import Task
 
 routes = Routes("tasks")
@@ -107,11 +108,31 @@ def _query(call: Call, task: Task, given: dict[str, str]) -> LogQuery:
     attempt = bounded_number(given, "attempt", 1, 10**8, "INVALID_LOG_QUERY")
     if index is not None and role in {None, _ALL}:
         raise Refusal.of("INVALID_LOG_QUERY", "`index` counts within a `role`: give that too", path="index")
+    if index is not None and role is not None and index >= (there := _members(call, task, role)):
+        only = "index 0" if there == 1 else f"index 0 to {there - 1}"
+        raise Refusal.of(
+            "INVALID_LOG_QUERY",
+            f"{task.name} has {only} of role {role}, not {index}",
+            path="index",
+            hint=f"`trainshed train get {task.name}` lists its replicas.",
+        )
     if role is None and task.kind == "ray":
         role = "submitter"
     given.setdefault("source", "runtime")
     query = LogQuery.parse(given, call.services.seal, task.job_id)
     return replace(query, trial=None, members=MemberFilter(None if role == _ALL else role, index, attempt))
+
+
+def _members(call: Call, task: Task, role: str) -> int:
+    """The most replicas of a role that the task can have, or has had."""
+    spec = spec_of(task)
+    most = 1
+    if role == "worker":
+        most = max(spec.workers, spec.autoscaling.max if spec.autoscaling else 0)
+    with call.services.database.read() as connection:
+        attempts = jobs.attempts_of(connection, [task.trial_id])[task.trial_id]
+        found = tasks.replicas_of(connection, [each.id for each in attempts])
+    return max(most, *(sum(row.role == role for row in rows) for rows in found.values()), 0)
 
 
 @routes.get(

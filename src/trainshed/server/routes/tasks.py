@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from trainshed.control.training.operations import MAX_SHARES, Change, require
 from trainshed.model.access import Permission
 from trainshed.model.states import State
@@ -16,6 +18,7 @@ from trainshed.server.shapes import requests
 from trainshed.server.shapes import tasks as shapes
 from trainshed.server.shapes.common import Page
 from trainshed.server.task_views import TaskViews, shown
+from trainshed.store import access
 from trainshed.store import tasks as store
 from trainshed.store.database import Connection
 from trainshed.store.records import Task, Trial
@@ -40,13 +43,15 @@ STATE = Param(
 LABEL = Param(
     "label",
     {"type": "array", "items": {"type": "string"}, "maxItems": _MANY_LABELS},
-    "`KEY=VALUE`; may be given several times, and all must hold (C6).",
+    "`KEY=VALUE`, or `KEY` for any value; may be given several times, and all must hold (C6).",
     refuses=_BAD,
 )
 TEXT = Param(
     "q", {"type": "string"}, "A part of the name, or a whole task_uuid or Job id (C3).", refuses=_BAD
 )
-OWNER = Param("owner", {"type": "string"}, "Only tasks of this person.", refuses=_BAD)
+OWNER = Param(
+    "owner", {"type": "string"}, "Only tasks of this person; `bob` and `human:bob` find both.", refuses=_BAD
+)
 
 
 def small(services: Services) -> int:
@@ -55,7 +60,7 @@ def small(services: Services) -> int:
 
 
 def task_views(call: Call, connection: Connection) -> TaskViews:
-    return TaskViews(connection, call.services.outlook, call.now)
+    return TaskViews(connection, call.services.outlook, call.now, call.viewer)
 
 
 def read(call: Call, connection: Connection, ref: str) -> tuple[Task, Trial]:
@@ -116,18 +121,21 @@ def _filter(call: Call) -> tuple[TaskFilter, str | None]:
     word = body.word("state", [str(each) for each in Shown])
     text, owner = body.text("q"), body.text("owner")
     labels: dict[str, str] = {}
+    keys: set[str] = set()
     given = call.request.query_params.getlist("label")
     if len(given) > _MANY_LABELS:
         body.fault("label", f"may be given {_MANY_LABELS} times at most")
     for each in given[:_MANY_LABELS]:
         key, sign, value = each.partition("=")
-        if not sign or not key or not key.isprintable() or not value.isprintable():
-            body.fault("label", "must be KEY=VALUE")
+        if not key or not key.isprintable() or not value.isprintable():
+            body.fault("label", "must be KEY=VALUE, or KEY for any value")
+        elif not sign:
+            keys.add(key)
         elif labels.setdefault(key, value) != value:
             body.fault("label", f"`{key[:64]}` cannot have two values at once")
     body.finish()
     states: frozenset[State] | None = states_shown_as(Shown(word)) if word else None
-    return TaskFilter(labels or None, kind, states, text, owner), word
+    return TaskFilter(labels or None, kind, states, text, owner, keys), word
 
 
 @routes.get("/{ref}", Operation("Read a training task", answer=shapes.Task, any_of=READ, refuses=UNKNOWN))
@@ -162,12 +170,33 @@ def change_task(call: Call, ref: str) -> shapes.Task:
             break
     priority = _priority(call, body)
     body.finish()
+    _refuse_strangers(call, ref, body, shares or ())
+    body.finish()
     wanted = Change(body.values.get("public"), shares, priority)
     job_id = call.services.task_operations.change(
         call.viewer, ref, wanted, at=call.now, actor=call.principal.actor
     )
     call.services.wake()
     return _answer(call, job_id)
+
+
+def _refuse_strangers(call: Call, ref: str, body: Body, shares: Collection[str]) -> None:
+    """Names that no member and no key of the project has; one that a task has already may stay."""
+    if not shares:
+        return
+    with call.services.database.read() as connection:
+        task, _ = read(call, connection, ref)
+        if not call.viewer.everything and task.owner != call.viewer.user:
+            return  # refused below, without a word on who is a member
+        known = {member.user for member in access.list_members(connection, task.project_id)}
+        known |= {
+            key.user or f"{key.kind}:{key.label or key.id}"
+            for key in access.list_keys(connection, task.project_id)
+        }
+        known |= {*store.shares_of(connection, task.trial_id), task.owner}
+    for name in shares:
+        if name not in known:
+            body.fault("shares", f"`{name[:80]}` is no member of project {task.project_id}")
 
 
 def _priority(call: Call, body: Body) -> tuple[str, int] | None:
