@@ -150,7 +150,9 @@ def test_C6_a_list_is_narrowed_by_every_label(run, fake):
     assert "    Preempted\n" in ran.out
     assert "--cursor n" in ran.out
     assert run("train", "list", "-q").out == "sft-7k2m9q\n"
-    assert run("train", "list", "--label", "a").status == Exit.USAGE
+    run("train", "list", "--label", "a", "--state", "queuing")
+    assert fake.seen[-1].target.endswith("?state=Queuing&label=a&limit=25")
+    assert run("train", "list", "--label", "=a").status == Exit.USAGE
 
 
 def test_P10_why_shows_reason_numbers_who_is_ahead_and_what_would_help(run, fake):
@@ -161,7 +163,14 @@ def test_P10_why_shows_reason_numbers_who_is_ahead_and_what_would_help(run, fake
         "position_in_project": 2,
         "queue_length": 5,
         "ahead": [{"priority": 500, "tasks": 2}],
-        "blocked_by": {"requested": 8, "free": 2},
+        "blocked_by": {
+            "spec": "h100x1",
+            "requested": 8,
+            "available": 2,
+            "limit": 9,
+            "largest": 0,
+            "until": None,
+        },
         "unblock": ["6 more units of h100x1"],
         "estimated_start": {"earliest": "2026-01-02T03:04:05+00:00", "latest": "2026-01-02T04:04:05+00:00"},
         "passed_over": [{"spec": "h200x8", "why": "no node has it"}],
@@ -172,12 +181,16 @@ def test_P10_why_shows_reason_numbers_who_is_ahead_and_what_would_help(run, fake
         "WaitingForQuota: 8 units are asked for, 2 are free",
         "3 in its queue, 2 in its project, 5 tasks wait there",
         "2 of priority 500",
-        "requested 8",
+        "spec: h100x1",
+        "units asked for: 8",
+        "units left now: 2",
+        "most units ever: 9",
         "  - 6 more units of h100x1",
         "no node has it",
     ):
         assert words in out
     assert "T03" not in out
+    assert "largest" not in out
     assert run("train", "why", "x", "--json").json == answer
 
 

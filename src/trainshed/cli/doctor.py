@@ -88,17 +88,17 @@ def doctor(session: Session) -> None:
 
     Looks at this machine itself and asks the server in use, if one runs; starts nothing.
     """
+    server, reason = _server(session)
     checks = [
         _python(),
         _git(),
-        _gpus(),
+        _gpus(server),
         *_engine(),
         _bubblewrap(),
         _database(),
         _disk(),
         _home(),
     ]
-    server, reason = _server(session)
     document: dict[str, Any] = {
         "machine": f"{platform.node()}: {platform.system()} {platform.release()}, {os.cpu_count()} CPUs",
         "checks": [asdict(check) for check in checks],
@@ -121,20 +121,25 @@ def _git() -> Check:
     return Check("git", MISSING, "not installed", "publishing Runners, the demo", "Install git.")
 
 
-def _gpus() -> Check:
+def _gpus(server: Mapping[str, Any] | None) -> Check:
     from trainshed.engines.local import inventory  # noqa: PLC0415 - doctor may use server rooms
 
     found = inventory()
     if found:
         return Check("gpus", OK, ", ".join(f"{gpu.index}: {gpu.model}" for gpu in found), "real training")
-    return Check(
-        "gpus",
-        WARNING,
-        "none found through NVML",
-        "real training",
-        "Install the NVIDIA driver (libnvidia-ml). To try things out: `trainshed stop`, then "
-        "`export TRAINSHED_SIMULATE_GPUS=H100:8`.",
-    )
+    none, remedy = "none found through NVML", "Install the NVIDIA driver (libnvidia-ml)."
+    asked = os.environ.get("TRAINSHED_SIMULATE_GPUS")
+    if server and any(node.get("simulated") for node in server.get("nodes") or ()):
+        none += "; the server in use simulates some"
+    elif asked and server:
+        none += "; the server in use simulates none"
+        remedy += f" To have it simulate {asked}: `trainshed stop`; the next command starts it anew."
+    elif asked:
+        none += f"; a server of your own will simulate {asked}"
+    else:
+        stop = "`trainshed stop`, then " if server else ""
+        remedy += f" To try things out: {stop}`export TRAINSHED_SIMULATE_GPUS=H100:8`."
+    return Check("gpus", WARNING, none, "real training", remedy)
 
 
 def _engine() -> list[Check]:

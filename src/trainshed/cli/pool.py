@@ -101,9 +101,16 @@ def list_(session: Session) -> None:
 @json_option
 @click.pass_obj
 def idle(session: Session, *, name: str, spec: str | None, units: int | None) -> None:
-    """Show what idle tasks could take of POOL now, how long it lasts, and how broken up it is."""
+    """Show what idle tasks could take of POOL now, how long it lasts, and how broken up it is.
+
+    FRAGMENTATION is the share of the idle units that no replica of --units units finds whole on one node;
+    LARGEST GANG is how many such replicas fit now.
+    """
     with session.client() as client:
-        session.show(client.pools.idle(name, spec=spec, units=units).raw, IDLE)
+        found = client.pools.idle(name, spec=spec, units=units).raw
+    of = "as many units as a whole node has; `--units 1` judges small ones" if units is None else f"{units}"
+    judged = Sentence(lambda _: f"Judged for replicas of {of}{'' if units is None else ' unit(s)'}.")
+    session.show(found, IDLE, judged)
 
 
 @pool.group(cls=Group)

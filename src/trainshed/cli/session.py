@@ -73,10 +73,13 @@ class Session:
         """A client of the server that this environment names (see ``docs/cli.md``)."""
         from trainshed.sdk.client import Client  # noqa: PLC0415 - 60 ms that `--help` must not pay
 
-        with Client(self.url, project=self.project, on_retry=self.note) as client:
+        with Client(self.url, project=self.project, on_retry=self.note, on_start=self._starting) as client:
             if client.connection.source == "embedded":
                 self._warn_of_ignored_variables()
             yield client
+
+    def _starting(self) -> None:
+        self.note("starting a server of your own; this takes some seconds")
 
     def _warn_of_ignored_variables(self) -> None:
         """A variable that only a start reads is of no use for the server that runs already."""
@@ -179,7 +182,10 @@ def _told(error: TrainshedError) -> Iterator[str]:
     for fault in getattr(error, "faults", ()):
         places.setdefault((fault.message, fault.code), []).append(fault.path)
     if len(places) <= 1:
-        yield f"error: {error}"
+        (inner,) = {code for _, code in places} or {""}
+        # A refusal's own code may only say that faults follow: the fault's is the one to look up.
+        label = f" [{inner}]" if inner not in {"", getattr(error, "code", inner)} else ""
+        yield f"error: {error}{label}"
         where = [path for path in next(iter(places.values()), []) if path]
         if where:
             yield f"  at {_listed(where)}"

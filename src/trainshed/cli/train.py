@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from trainshed.cli import train_views as views
@@ -12,7 +14,7 @@ from trainshed.cli.parameters import SECONDS, Whole
 from trainshed.cli.session import Session, json_option, quiet_option
 from trainshed.cli.train_shell import dashboard, shell
 from trainshed.cli.train_submit import create, edit, explain, resubmit, validate
-from trainshed.cli.train_watch import REFERENCE, events, logs, metrics, wait_to_the_end, why
+from trainshed.cli.train_watch import REFERENCE, alarms, events, logs, metrics, wait_to_the_end, why
 from trainshed.cli.views import ids, more
 
 
@@ -25,7 +27,11 @@ def train() -> None:
 @click.option("--kind", type=click.Choice(["pytorch", "ray"]), help="Only tasks of this kind.")
 @click.option("--state", metavar="WORD", help="Only tasks in this state, e.g. Running.")
 @click.option(
-    "--label", "labels", metavar="KEY=VALUE", multiple=True, help="Only with this label. Repeatable."
+    "--label",
+    "labels",
+    metavar="KEY[=VALUE]",
+    multiple=True,
+    help="Only with this label; without a value: with any. Repeatable.",
 )
 @click.option("--q", metavar="TEXT", help="Part of a name or uuid.")
 @click.option("--owner", metavar="USER", help="Only tasks of this user.")
@@ -47,17 +53,24 @@ def list_(  # noqa: PLR0913 - one argument for each option
     quiet: bool,
 ) -> None:
     """List the tasks that you may see, newest first."""
-    pairs = {}
+    pairs: dict[str, str | None] = {}
     for label in labels:
         key, equals, value = label.partition("=")
-        if not equals or not key:
-            raise click.BadParameter(f"{label!r} is not KEY=VALUE", param_hint="--label")
-        pairs[key] = value
+        if not key:
+            raise click.BadParameter(f"{label!r} is not KEY=VALUE or KEY", param_hint="--label")
+        pairs[key] = value if equals else None
     with session.client() as client:
         page = client.tasks.list(
-            kind=kind, state=state, labels=pairs, q=q, owner=owner, limit=limit, cursor=cursor
+            kind=kind, state=_word(state), labels=pairs, q=q, owner=owner, limit=limit, cursor=cursor
         )
     session.show(page.raw, *([ids("name")] if quiet else [views.TASKS, *more(page.raw)]))
+
+
+def _word(state: str | None) -> str | None:
+    """A state in the server's letters, however it was typed; what is none goes there as it is."""
+    from trainshed.model.training.words import Shown  # noqa: PLC0415 - click only at import time
+
+    return {word.lower(): str(word) for word in Shown}.get((state or "").lower(), state)
 
 
 @click.command("get")
@@ -103,6 +116,8 @@ def delete(session: Session, *, task: str, yes: bool) -> None:
     with session.client() as client:
         name = client.tasks.get(task).name
         if not yes and not session.json:
+            if not sys.stdin.isatty():
+                raise click.UsageError("nobody can be asked here, where stdin is no terminal; give --yes")
             click.confirm(f"Delete {name}? Nobody will see it any more.", abort=True, err=True)
         client.tasks.delete(task)
     session.show({"name": name, "deleted": True}, Sentence(lambda _: f"{name} is deleted."))
@@ -164,7 +179,7 @@ def priority(session: Session, *, task: str, priority: str) -> None:
     wanted = int(priority) if number.isascii() and number.isdigit() else priority
     with session.client() as client:
         found = client.tasks.change(task, priority=wanted)
-    session.show(found.raw, views.RECEIPT)
+    session.show(found.raw, views.PLACED)
 
 
 for _command in (
@@ -174,6 +189,7 @@ for _command in (
     get_,
     logs,
     events,
+    alarms,
     why,
     metrics,
     wait_,

@@ -90,7 +90,9 @@ def create(  # noqa: PLR0913 - one argument for each option
             follow_to_the_end(session, client, made.name, deadline)
         ended = wait_to_the_end(session, client, made.name, deadline.left())
         session.task = None
-        session.show(ended.raw, *([_ID] if quiet else [views.TASK, views.REPLICAS, views.LAST_LINES]))
+        # Who followed the log has its end on the screen already.
+        end = [] if follow else [views.LAST_LINES]
+        session.show(ended.raw, *([_ID] if quiet else [views.TASK, views.REPLICAS, *end]))
     context.exit(Exit.OK if ended.succeeded else Exit.FAILED)
 
 

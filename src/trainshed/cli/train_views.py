@@ -29,11 +29,18 @@ def state_text(row: Document) -> str:
 
 
 def age(row: Document) -> str | None:
-    """How long it ran, or has been waiting."""
-    start = row.get("started_at") or row.get("queued_at") or row.get("submitted_at")
+    """How long ago it was submitted."""
+    return _span(row.get("submitted_at"), None)
+
+
+def ran(row: Document) -> str | None:
+    """How long it has run; of one that has ended, until then."""
+    return _span(row.get("started_at"), row.get("finished_at"))
+
+
+def _span(start: Any, end: Any) -> str | None:
     if not isinstance(start, str):
         return None
-    end = row.get("finished_at")
     until = datetime.fromisoformat(end) if isinstance(end, str) else datetime.now(UTC)
     return duration(max(0.0, (until - datetime.fromisoformat(start)).total_seconds()))
 
@@ -91,9 +98,10 @@ def resubmissions_text(row: Document) -> str | None:
 
 def visible_text(row: Document) -> str:
     """Who sees it besides its owner and the project's admins (C5)."""
-    if row.get("public"):
-        return "to its project"
     shares = row.get("shares") or ()
+    if row.get("public"):
+        named = f"; without that, to {', '.join(map(str, shares))}" if shares else ""
+        return f"to its project{named}"
     return f"to its owner and {', '.join(map(str, shares))}" if shares else "to its owner"
 
 
@@ -142,9 +150,14 @@ def told(row: Document) -> str:
     return sentence(str(row.get("message") or ""))
 
 
+_BETWEEN = frozenset({"Queuing", "Replacing"})
+
+
 def _newest_replicas(row: Document) -> Sequence[Document]:
     attempts = row.get("attempts") or ()
-    found: Sequence[Document] = attempts[-1].get("replicas") or () if attempts else ()
+    if not attempts or (row.get("state") in _BETWEEN and attempts[-1].get("ended_at")):
+        return ()  # those of an Attempt that is over are no replicas of a task that waits again
+    found: Sequence[Document] = attempts[-1].get("replicas") or ()
     return found
 
 
@@ -154,11 +167,14 @@ def _last_lines(row: Document) -> str:
 
 
 def _took(row: Document) -> str | None:
-    start, end = row.get("started_at"), row.get("ended_at")
-    if not isinstance(start, str):
-        return None
-    until = datetime.fromisoformat(end) if isinstance(end, str) else datetime.now(UTC)
-    return duration(max(0.0, (until - datetime.fromisoformat(start)).total_seconds()))
+    return _span(row.get("started_at"), row.get("ended_at"))
+
+
+def command_text(row: Document) -> str | None:
+    """The command; of one with several lines the first, `train edit` prints all."""
+    lines = str(pick(row, "spec.cmd") or "").splitlines()
+    more = len(lines) - 1
+    return f"{lines[0]} … ({count(more, 'more line')})" if more > 0 else "".join(lines) or None
 
 
 TASKS = Table(
@@ -172,6 +188,7 @@ TASKS = Table(
         Column("PRIORITY", "priority", rank=4),
         Column("POOL", "pool", rank=5, shortest=6),
         Column("OWNER", "owner", rank=6, shortest=6),
+        Column("RAN", ran, rank=4),
         Column("AGE", age, rank=2),
     ),
     empty="No tasks.",
@@ -181,11 +198,11 @@ RECEIPT = Fields(
     (
         ("task", "name"),
         ("state", state_text),
-        ("position", position_text),
         ("job", "job_id"),
         ("uuid", "task_uuid"),
     )
 )
+PLACED = Fields((*RECEIPT.fields, ("position", position_text)))
 TASK = Fields(
     (
         ("task", "name"),
@@ -195,7 +212,7 @@ TASK = Fields(
         ("position", position_text),
         ("expected", estimate_text),
         ("failure", failure_text),
-        ("kind", lambda row: row.get("task_type") or row.get("kind")),
+        ("kind", "kind"),
         ("job", "job_id"),
         ("uuid", "task_uuid"),
         ("owner", "owner"),
@@ -215,7 +232,7 @@ TASK = Fields(
         ("started", "started_at"),
         ("finished", "finished_at"),
         ("image", "spec.image"),
-        ("command", "spec.cmd"),
+        ("command", command_text),
     )
 )
 REPLICAS = Table(
@@ -230,7 +247,7 @@ REPLICAS = Table(
         Column("RESTARTS", "restarts", rank=4),
         Column("RAN", _took, rank=3),
     ),
-    empty="No replicas yet.",
+    empty="No replicas now.",
     rows=_newest_replicas,
     below="detail",
 )
@@ -258,6 +275,18 @@ EVENTS = Table(
     ),
     empty="No events.",
     below=told,
+)
+ALARMS = Table(
+    (
+        Column("AT", "created_at"),
+        Column("ABOUT", "subject"),
+        Column("CHANNEL", "channel"),
+        Column("DELIVERED", "delivered_at"),
+        Column("TRIES", "tries", rank=1),
+        Column("AGAIN", "next_at", rank=2),
+    ),
+    empty="No alarm so far.",
+    below=lambda row: None if row.get("delivered_at") else row.get("last_error"),
 )
 VALIDATION = Fields(
     (
@@ -295,13 +324,45 @@ QUOTA_OF_TASK = Table(
     empty="No quota applies.",
     rows="quota",
 )
+_UNITS = {"requested": "units asked for", "available": "units left now", "limit": "most units ever"}
+_HARDWARE = {
+    "requested": "GPUs or cores asked for",
+    "available": "GPUs or cores free",
+    "limit": "replicas asked for",
+    "largest": "replicas that fit now",
+}
+_NUMBERS: Mapping[str, Mapping[str, str]] = {
+    "NoMatchingSpec": {"requested": "replicas asked for", "largest": "replicas that ever fit"},
+    "ExceedsMaxQuota": {key: _UNITS[key] for key in ("requested", "limit")},
+    "WaitingForQuota": _UNITS,
+    "WaitingForResources": _HARDWARE,
+    "Fragmented": _HARDWARE,
+    "WaitingForPreempted": {"requested": "tasks that make room", "available": "of them gone"},
+    "Behind": {"requested": "replicas asked for"},
+}
+"""What the numbers of a reason count; those that it has no use for are not shown."""
+
+
+def numbers_text(row: Document) -> str | None:
+    """The facts behind a reason, each with what it counts."""
+    found = row.get("blocked_by") or {}
+    counted = _NUMBERS.get(str(row.get("code")), {})
+    labels = {"spec": "spec", "pool": "pool", **counted, "until": "expected by"}
+    lines = [f"{label}: {cell(found[key])}" for key, label in labels.items() if found.get(key) is not None]
+    return "\n".join(lines) or None
+
+
+def _waiting(length: int) -> str:
+    return f"{count(length, 'task')} {'waits' if length == 1 else 'wait'}"
+
+
 WHY = Fields(
     (
         ("reason", lambda row: reason_text({"reason": row})),
         (
             "position",
             lambda row: (
-                f"{position_text(row)}, {row['queue_length']} tasks wait there"
+                f"{position_text(row)}, {_waiting(row['queue_length'])} there"
                 if row.get("queue_length") is not None and position_text(row)
                 else position_text(row)
             ),
@@ -314,13 +375,7 @@ WHY = Fields(
                 else None
             ),
         ),
-        (
-            "numbers",
-            lambda row: (
-                "\n".join(f"{key} {cell(value)}" for key, value in (row.get("blocked_by") or {}).items())
-                or None
-            ),
-        ),
+        ("numbers", numbers_text),
         ("expected", estimate_text),
     )
 )

@@ -224,6 +224,20 @@ def _print_events(session: Session, found: Iterable[TaskEvent]) -> None:
 @click.argument("task", type=REFERENCE)
 @json_option
 @click.pass_obj
+def alarms(session: Session, task: str) -> None:
+    """List whom a task told what.
+
+    To which channel, whether it was delivered, how often it was tried, and what went wrong.
+    """
+    with session.client() as client:
+        found = client.tasks.alarms(task)
+    session.show(found.raw, views.ALARMS)
+
+
+@click.command()
+@click.argument("task", type=REFERENCE)
+@json_option
+@click.pass_obj
 def why(session: Session, task: str) -> None:
     """Say what a task waits for.
 

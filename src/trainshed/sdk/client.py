@@ -52,14 +52,15 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         retry: RetryPolicy | None = None,
         on_retry: Callable[[str], None] | None = None,
+        on_start: Callable[[], None] | None = None,
         connection: Connection | None = None,
     ) -> None:
         """``connection`` skips the search.
 
         ``on_retry`` is told in a sentence: once when calls have to be repeated, and once when the server
-        answers again.
+        answers again. ``on_start`` is called before an embedded server is started, which takes seconds.
         """
-        found = connection or find_connection(url, api_key, project)
+        found = connection or find_connection(url, api_key, project, on_start=on_start)
         self._transport = Transport(
             found,
             timeout=timeout,

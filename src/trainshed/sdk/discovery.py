@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -60,8 +60,9 @@ def find_connection(
     *,
     environ: Mapping[str, str] | None = None,
     start: bool = True,
+    on_start: Callable[[], None] | None = None,
 ) -> Connection:
-    """Apply the order above. ``start=False`` never starts an embedded server.
+    """Apply the order above. ``start=False`` never starts an embedded server; ``on_start`` hears of a start.
 
     Raises `ConfigurationError` if nothing gives an address or one is malformed, and
     `ServerStartFailed` if the embedded server does not come up.
@@ -82,7 +83,8 @@ def find_connection(
         return Connection(normalise_url(named), key, project, "ENVLOOP_BASE_URL")
     if login := load_login(home):
         return Connection(login.url, own_key or login.api_key, project or login.project, "login")
-    return _embedded(home, own_key, project, start=start and environ.get("TRAINSHED_NO_AUTOSTART") != "1")
+    start = start and environ.get("TRAINSHED_NO_AUTOSTART") != "1"
+    return _embedded(home, own_key, project, start=start, on_start=on_start)
 
 
 def normalise_url(text: str) -> str:
@@ -142,10 +144,17 @@ def running_embedded(home: Home) -> Connection | None:
     return None if server is None else Connection(server.url, embedded.owner_key(home), None, "embedded")
 
 
-def _embedded(home: Home, key: str | None, project: str | None, *, start: bool) -> Connection:
+def _embedded(
+    home: Home,
+    key: str | None,
+    project: str | None,
+    *,
+    start: bool,
+    on_start: Callable[[], None] | None,
+) -> Connection:
     from trainshed.sdk import embedded  # noqa: PLC0415 - not where an address is given
 
-    server = embedded.ensure(home) if start else embedded.find(home)
+    server = embedded.ensure(home, on_start) if start else embedded.find(home)
     if server is None:
         raise ConfigurationError(
             "no server is named, no login is saved and no embedded server runs",

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,13 +125,16 @@ def ignored_variables(server: RunningServer, environ: Mapping[str, str]) -> dict
     }
 
 
-def ensure(home: Home) -> RunningServer:
+def ensure(home: Home, on_start: Callable[[], None] | None = None) -> RunningServer:
     """This user's embedded server, started if it does not run. Two callers at once get the same one.
 
+    ``on_start`` is called once before a start, or the wait for one that another caller made.
     Raises `ServerStartFailed` with the end of the server's log.
     """
     if server := find(home):
         return server
+    if on_start is not None:
+        on_start()
     with _lock(home):
         deadline = time.monotonic() + START_SECONDS
         while True:

@@ -100,6 +100,24 @@ class TaskFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskAlarm:
+    """One alarm to one channel, and what became of it (C40)."""
+
+    subject: str
+    """The event, with what tells it from others of its kind."""
+    channel: str
+    title: str
+    created_at: datetime | None
+    delivered_at: datetime | None
+    """``None``: not delivered so far."""
+    tries: int
+    next_at: datetime | None
+    """When it is tried again; ``None`` once it was delivered or given up."""
+    last_error: str
+    raw: Raw = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """When a task is expected to start; a bound that nobody can give is ``None``."""
 
@@ -389,6 +407,21 @@ def _replica(document: Raw) -> TaskReplica:
         exit_code=_number(document, "exit_code"),
         detail=text(document, "detail"),
         restarts=_number(document, "restarts") or 0,
+        raw=document,
+    )
+
+
+def task_alarm(raw: Any) -> TaskAlarm:
+    document = mapping(raw, "an alarm")
+    return TaskAlarm(
+        subject=text(document, "subject"),
+        channel=required(document, "channel"),
+        title=text(document, "title"),
+        created_at=moment(document, "created_at"),
+        delivered_at=moment(document, "delivered_at"),
+        tries=_number(document, "tries") or 0,
+        next_at=moment(document, "next_at"),
+        last_error=text(document, "last_error"),
         raw=document,
     )
 

@@ -18,12 +18,14 @@ from trainshed.sdk.polling import wait_until
 from trainshed.sdk.task_objects import (
     SubmittedTask,
     Task,
+    TaskAlarm,
     TaskEvent,
     TaskSample,
     Validation,
     Why,
     submitted_task,
     task,
+    task_alarm,
     task_event,
     task_sample,
     validation,
@@ -118,7 +120,7 @@ class Tasks:
         *,
         kind: str | None = None,
         state: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        labels: Mapping[str, str | None] | None = None,
         q: str | None = None,
         owner: str | None = None,
         cursor: str | None = None,
@@ -126,13 +128,15 @@ class Tasks:
     ) -> Page[Task]:
         """One page of tasks, newest first (C59).
 
-        ``state`` is a word of the page (`Running`), ``labels`` have all to be there (C6), ``q`` is part of
-        a name or uuid.
+        ``state`` is a word of the page (`Running`), ``labels`` have all to be there (C6), with any
+        value where it is ``None``, ``q`` is part of a name or uuid.
         """
         query = {
             "kind": kind,
             "state": state,
-            "label": [f"{key}={value}" for key, value in labels.items()] if labels else None,
+            "label": [key if value is None else f"{key}={value}" for key, value in labels.items()]
+            if labels
+            else None,
             "q": q,
             "owner": owner,
             "cursor": cursor,
@@ -141,7 +145,7 @@ class Tasks:
         return page(self._transport.call("GET", route("tasks"), query=query), task)
 
     def iter_all(
-        self, *, state: str | None = None, labels: Mapping[str, str] | None = None
+        self, *, state: str | None = None, labels: Mapping[str, str | None] | None = None
     ) -> Iterator[Task]:
         """Every task, newest first, page by page as they are needed."""
         cursor = None
@@ -289,6 +293,10 @@ class Tasks:
         query = {"replica": replica, "attempt": attempt, "after": after, "series": series}
         found = self._transport.call("GET", route("jobs", job_id, "resource-metrics"), query=query)
         return page(found, task_sample)
+
+    def alarms(self, reference: str) -> Page[TaskAlarm]:
+        """What was told to which channel, how often it was tried, what went wrong (C40); oldest first."""
+        return page(self._transport.call("GET", route("alarms"), query={"task": reference}), task_alarm)
 
     def dashboard(
         self,
