@@ -3,6 +3,7 @@
 import pytest
 
 from policy.worlds import A100, H100, held, kind, node, queue, started
+from trainshed.model.resources import Amounts
 from trainshed.policy import (
     Account,
     Cluster,
@@ -14,6 +15,8 @@ from trainshed.policy import (
     WaitCode,
     place,
 )
+from trainshed.policy.gangs.snapshot import Kept
+from trainshed.policy.words import sentence
 
 EXACT = PassRules(overhead_seconds=0.0)
 NOW = 50.0
@@ -349,3 +352,14 @@ def test_an_older_trial_that_comes_back_takes_the_head_of_its_class():
     waiting.add("young", kind(), 10.0)
     waiting.add("old", kind(), 5.0)
     assert started(decide([node("a", 1)], waiting)) == ["old"]
+
+
+def test_C5_what_is_kept_for_a_task_is_kept_without_its_name():
+    kept = Kept("task-of-ann", "a", H100, 1000.0, Amounts(gpus=0, cpus=64), 0.0)
+    waiting = queue(("t", kind(1, timeout=2000)))
+    cluster = Cluster([node("a", 1)])
+    reason = place(cluster, waiting, {}, now=NOW, rules=EXACT, kept=[kept]).reason(kind(1, timeout=2000))
+    assert reason.code is WaitCode.BEHIND_OTHERS
+    said = " ".join(sentence(kind(1, timeout=2000), reason, None))
+    assert "a training task comes first" in said
+    assert "task-of-ann" not in said

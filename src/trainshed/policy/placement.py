@@ -134,7 +134,8 @@ class _Pass:
         for one in kept:
             if one.node in cluster.numbers:
                 model = cluster.models.index(one.model) if one.model in cluster.models else -1
-                spare = Spare(one.id, model, one.at, one.left, one.queued_at)
+                # Not by its id: readers of a Runner Trial may not know of the task (C5).
+                spare = Spare("", model, one.at, one.left, one.queued_at)
                 self.spares.setdefault(cluster.numbers[one.node], []).append(spare)
         self.started: dict[int, list[Held]] = {}
         self.gates: dict[str, Gate | None] = {}

@@ -113,16 +113,17 @@ def _scarce(name: str, unit: str) -> Callable[[TrialClass, WaitReason], Words]:
 
 
 def _behind(key: TrialClass, reason: WaitReason) -> Words:
-    start = f"the start of {reason.behind}{reason.then}"
+    first = f"Trial {reason.behind}" if reason.behind else "a training task"
+    start = f"the start of {reason.behind or 'that task'}{reason.then}"
     if reason.own:
         return (
-            f"Trial {reason.behind} of the same project comes first; the project's limits do not cover both",
+            f"{first} of the same project comes first; the project's limits do not cover both",
             f"{start}, a timeout short enough to end before, or higher limits",
         )
     gpus = _count(key.amounts.gpus, f"{key.gpu_type} GPU")
     late = f"a run of up to {key.timeout_seconds} s could delay it"
     return (
-        f"{gpus} would be free, but Trial {reason.behind} comes first and {late}",
+        f"{gpus} would be free, but {first} comes first and {late}",
         f"{start}, or a timeout short enough to end before",
     )
 

@@ -22,18 +22,26 @@ from trainshed.store import tasks
 from trainshed.store.database import Connection
 from trainshed.store.moves import RUNNER
 from trainshed.store.records import Allocation, Artifact, Attempt, Checkpoint, Event, Job, Trial, decoded
+from trainshed.store.visibility import Viewer
 
 
 class Views:
     """Builds Jobs and Trials as callers see them, on one connection at one time."""
 
     def __init__(
-        self, connection: Connection, queue: QueueReader, outlook: OutlookReader, now: float
+        self,
+        connection: Connection,
+        queue: QueueReader,
+        outlook: OutlookReader,
+        now: float,
+        viewer: Viewer | None = None,
     ) -> None:
+        """Without a ``viewer`` no other task is named (C5)."""
         self._connection = connection
         self._queue = queue
         self._outlook = outlook
         self._now = now
+        self._viewer = viewer
 
     def jobs(self, rows: Sequence[Job]) -> list[shapes.Job]:
         """Jobs with all their Trials."""
@@ -81,7 +89,7 @@ class Views:
     ) -> dict[str, str]:
         """The page's words for training tasks; why they wait goes into ``waiting``."""
         found = tasks.of_trials(self._connection, [row.id for row in rows])
-        views = TaskViews(self._connection, self._outlook, self._now)
+        views = TaskViews(self._connection, self._outlook, self._now, self._viewer)
         for row in rows:
             place, why = views.standing(found[row.id], row)
             if place is None or why is None:

@@ -72,7 +72,7 @@ SUBMIT_REFUSALS = (
 
 
 def views(call: Call, connection: Connection) -> Views:
-    return Views(connection, call.services.queue, call.services.outlook, call.now)
+    return Views(connection, call.services.queue, call.services.outlook, call.now, call.viewer)
 
 
 @routes.post(
@@ -116,7 +116,7 @@ def _submit_task(call: Call, document: object) -> Reply:
             raise taken()  # deleted since, or made private
         task, trial = found
         job = views(call, connection).job(store.get_job(connection, call.project, task.job_id))
-        place, _ = TaskViews(connection, call.services.outlook, call.now).standing(task, trial)
+        place, _ = TaskViews(connection, call.services.outlook, call.now, call.viewer).standing(task, trial)
     kind: Any = task.kind
     answer = task_shapes.SubmittedTask(
         **{name: getattr(job, name) for name in shapes.Job.model_fields},

@@ -52,8 +52,9 @@ def validate(call: Call) -> shapes.ValidatedTask:
     with call.services.database.read() as connection:
         outlook = call.services.outlook.read(connection, call.now)
         rows = tasks.standing(connection, effective.project, call.now, _NEW)
-        found = outlook.what_if(spec.cluster or "", waiting)
-        when = TaskViews(connection, call.services.outlook, call.now).estimate(found)
+        views = TaskViews(connection, call.services.outlook, call.now, call.viewer)
+        found = views.told(outlook.what_if(spec.cluster or "", waiting))
+        when = views.estimate(found)
     place = place_among(rows, spec.pool or "", str(spec.resource_type), effective.priority_value)
     sums = totals_view(effective.totals[0].as_dict())
     assert sums is not None  # noqa: S101 - the totals of a task that was judged hold something
