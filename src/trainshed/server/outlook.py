@@ -21,6 +21,7 @@ from trainshed.model.states import AllocationState
 from trainshed.model.training.catalog import Catalog, Cluster, Engine
 from trainshed.policy.cluster import Held
 from trainshed.policy.effective import ServerPolicy
+from trainshed.policy.gangs.beside import beside
 from trainshed.policy.gangs.cluster import GangCluster, LineKey
 from trainshed.policy.gangs.decide import decide
 from trainshed.policy.gangs.queue import GangQueue
@@ -43,6 +44,8 @@ KEPT_SECONDS = 0.5
 _SHARE = 10
 """Reading everything may take at most one part in so many of a reader's time."""
 _PAGE = 5000
+_CROWDED = (GangWait.WAITING_FOR_RESOURCES, GangWait.FRAGMENTED, GangWait.WAITING_FOR_QUOTA)
+"""Reasons that the end of others would help."""
 HOME = "local"
 """What rows call the engine of the server's own machine."""
 
@@ -96,7 +99,7 @@ class Outlook:
         """Why a queued task waits."""
         waiting = waiting_of(trial, task, self.catalog)
         yard = self.yard_of(task.cluster)
-        return _nowhere(waiting) if yard is None else _explain(yard.decision, waiting)
+        return _nowhere(waiting) if yard is None else self._explain(yard, yard.decision, waiting)
 
     def what_if(self, cluster: str, waiting: Waiting) -> Answer:
         """What the next pass would do with a task that is, or may be, not there yet."""
@@ -112,7 +115,17 @@ class Outlook:
                 yard.queue.remove(waiting.id)
                 if before is not None:
                     yard.queue.add(before)
-        return _explain(decision, waiting)
+        return self._explain(yard, decision, waiting)
+
+    def _explain(self, yard: Yard, decision: GangDecision, waiting: Waiting) -> Answer:
+        """What a pass said, with who is in the way."""
+        found = _explain(decision, waiting)
+        reason = found.reason
+        if reason is None or reason.code not in _CROWDED:
+            return found
+        least = self.rules.min_run_seconds
+        note = beside(yard.cluster, self.quotas, waiting.key, now=self.at, min_run_seconds=least)
+        return replace(found, reason=replace(reason, note=note))
 
     def choices(self, trial: Trial, task: Task) -> list[tuple[str, Answer]]:
         """What a pass would say to each choice of specs by itself (C22), where there are several."""

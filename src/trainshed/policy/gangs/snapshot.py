@@ -409,6 +409,7 @@ class Eviction:
     """Of the `Running`."""
     for_id: str
     message: str
+    """Why, with ``for_id`` in it: whoever tells it to people puts a name there."""
     gone_by: float
 
 
@@ -428,6 +429,8 @@ class GangReason:
     until: float | None = None
     """When what blocks is expected to be gone; ``None`` if nobody can say."""
     pool: str = ""
+    note: str = ""
+    """What else keeps it waiting, in words (`beside`); for readers alone."""
 
 
 @dataclass(frozen=True, slots=True)

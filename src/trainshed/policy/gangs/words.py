@@ -13,7 +13,8 @@ Words = tuple[str, str]
 
 def sentence(key: GangClass, reason: GangReason) -> Words:
     """What blocks a task of this class and what would unblock it."""
-    return _WORDS[reason.code](key, reason)
+    blocked, unblock = _WORDS[reason.code](key, reason)
+    return (f"{blocked}; {reason.note}" if reason.note else blocked), unblock
 
 
 def _count(number: int, noun: str) -> str:
