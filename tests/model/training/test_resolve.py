@@ -260,6 +260,9 @@ def test_C23_the_refusal_has_the_numbers():
     ]
     assert found.body()["code"] == "INVALID_SPEC"
     assert "asks for 9 units of h200x8" in found.message
+    alone = refusal(pytorch_document(workers=None, instance={"specs": ["h200x1"]}))
+    assert "asks for 1 unit of h200x1" in alone.message
+    assert [fault.path for fault in alone.faults] == ["spec.instance.specs"]
 
 
 def test_C23_the_answer_of_an_accepted_task_has_them_too():

@@ -360,10 +360,12 @@ class _Resolver:
 
 
 def _quota_fault(task: TaskSpec, answer: QuotaAnswer) -> tuple[str, str, str]:
-    path = "autoscaling.max" if task.autoscales else "workers"
+    # Without workers there is often no such field in the file: what asks is the spec then.
+    path = "autoscaling.max" if task.autoscales else "workers" if task.workers else "instance.specs"
+    units = "unit" if answer.requested == 1 else "units"
     owner = "may own" if answer.resource_type is ResourceType.RESERVED and task.guarantee else "may ever hold"
     said = (
-        f"the task asks for {answer.requested} units of {answer.spec}; project {task.project} {owner} "
+        f"the task asks for {answer.requested} {units} of {answer.spec}; project {task.project} {owner} "
         f"{answer.limit} ({answer.resource_type}, pool {answer.pool})"
     )
     return path, "QUOTA_EXCEEDED", said
