@@ -177,7 +177,7 @@ def test_C34_a_broken_gpu_is_closed_and_the_task_goes_on_without_it(own: Live) -
     assert "CORDONED" in own.codes(job)
     assert "XID 79" in own.told(job, "NODE_SUSPECTED")[0]
     [replaced] = own.told(job, "NODE_REPLACED")
-    assert replaced.startswith("Again on local without what broke of it"), "there is no other node (c9)"
+    assert replaced.startswith("Again on local without the GPUs that broke"), "there is no other node (c9)"
     pools = own.http.get("/v1/pools").json["items"]
     assert {row["cordoned"] for pool in pools for row in pool["specs"] if row["spec"] == "h100x1"} == {1}
     refused = own.ask("true", instance={"specs": ["h100x8"]})

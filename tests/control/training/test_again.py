@@ -141,6 +141,30 @@ def test_C34_without_replacement_a_machine_fault_counts(site):
     assert d.attempts(job)[0].exit_class == "machine"
 
 
+def test_C34_a_program_that_kills_its_watcher_is_not_run_for_ever_and_closes_nothing(site):
+    d = site(nodes=[fleet(4, name="n1")], default=Script(run_seconds=None, lost_after=1.0))
+    job = d.create(task(tries=0, replace_node=True))
+    facts = d.settle(job, pause=10.0)
+    assert (facts.trial.state, facts.trial.error_code) == (State.FAILED, "EXECUTION_LOST")
+    assert [a.cause for a in d.attempts(job)] == ["initial", "node_replaced", "node_replaced"]
+    codes = facts.codes()
+    assert "CRASH_LOOP" in codes
+    assert not {"CORDONED", "NODE_SUSPECTED"} & set(codes)
+    replaced = [event.message for event in facts.events if event.code == "NODE_REPLACED"]
+    assert all(m.startswith("Again on n1, of which nothing is known to be broken") for m in replaced)
+
+
+def test_C34_healthy_nodes_are_not_closed_one_after_another(site):
+    nodes = [fleet(4, name=f"n{number}") for number in range(1, 7)]
+    d = site(nodes=nodes, default=Script(run_seconds=None, lost_after=100.0))
+    job = d.create(task(tries=0, replace_node=True))
+    facts = d.settle(job, pause=10.0)
+    assert facts.trial.state is State.FAILED
+    assert len(d.attempts(job)) == 4
+    assert "less than 600 s of work" in (facts.trial.error_message or "")
+    assert "CORDONED" not in facts.codes()
+
+
 # C30, C36
 
 

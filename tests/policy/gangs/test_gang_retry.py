@@ -203,3 +203,54 @@ def test_C35_a_start_that_cannot_work_says_why():
     end = GangEnd([ReplicaEnd(0, "a", EndedBy.NOT_STARTED, code="BASH_MISSING")])
     answer = decide_retry([PastAttempt(Cause.INITIAL)], end, FaultPolicy(enabled=True, max_resubmissions=3))
     assert answer.code == "BASH_MISSING"
+
+
+LOST = ReplicaEnd(0, "a", EndedBy.LOST)
+
+
+def _lost_again_and_again(ran, policy, *, proofs=()):
+    """What follows each of at most ten Attempts whose watcher was lost."""
+    end = GangEnd([LOST], proofs, ran)
+    ledger, answers = [PastAttempt(Cause.INITIAL)], []
+    while len(answers) < 10:
+        answers.append(decide_retry(ledger, end, policy))
+        if isinstance(answers[-1], GiveUp):
+            break
+        verdict = classify(end)
+        ledger[-1] = PastAttempt(ledger[-1].cause, verdict.exit_class, verdict.fingerprint, ran)
+        ledger.append(PastAttempt(answers[-1].cause))
+    return answers
+
+
+REPLACES = FaultPolicy(enabled=True, max_resubmissions=0, replace_node=True)
+
+
+def test_C35_a_program_that_kills_its_watcher_at_once_is_a_crash_loop():
+    answers = _lost_again_and_again(3.0, REPLACES)
+    assert [type(answer) for answer in answers] == [Resubmit, Resubmit, GiveUp]
+    assert (answers[-1].code, answers[-1].exit_class) == ("CRASH_LOOP", ExitClass.MACHINE)
+
+
+def test_C34_a_lost_watcher_alone_closes_no_node_but_the_next_try_is_elsewhere():
+    answers = _lost_again_and_again(100.0, REPLACES)
+    assert {(a.exclude_node, a.cordon_node) for a in answers[:-1]} == {("a", None)}
+
+
+@pytest.mark.parametrize("proofs", [(), (Evidence("a", "node_lost"),)], ids=["unproven", "proven"])
+def test_C34_nodes_are_not_replaced_for_ever_without_progress(proofs):
+    answers = _lost_again_and_again(100.0, REPLACES, proofs=proofs)
+    assert [type(answer) for answer in answers] == [Resubmit] * 3 + [GiveUp]
+    assert answers[-1].code == "EXECUTION_LOST"
+    assert "3 tries in a row in place of lost ones brought less than 600 s" in answers[-1].message
+
+
+def test_C34_progress_between_losses_starts_the_count_anew():
+    assert all(isinstance(answer, Resubmit) for answer in _lost_again_and_again(600.0, REPLACES))
+
+
+def test_C34_what_others_cut_short_between_two_losses_does_not_start_the_count_anew():
+    causes = [Cause.INITIAL, *[Cause.NODE_REPLACED, Cause.PREEMPTED, Cause.PLATFORM] * 3]
+    ledger = [PastAttempt(cause, ExitClass.MACHINE, "lost:None", 100.0) for cause in causes]
+    assert isinstance(decide_retry(ledger, GangEnd([LOST], (), 100.0), REPLACES), GiveUp)
+    manual = [*ledger, PastAttempt(Cause.MANUAL)]
+    assert isinstance(decide_retry(manual, GangEnd([LOST], (), 100.0), REPLACES), Resubmit)

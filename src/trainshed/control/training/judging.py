@@ -110,12 +110,13 @@ def judge(
     ledger: Sequence[PastAttempt],
     evidence: Sequence[Evidence] = (),
     failure: Failure | None = None,
-    log_tail: str = "",
+    last_line: str = "",
     single_machine: bool = False,
     now: float,
 ) -> Judgement:
     """What an Attempt came to that is over, or never began (then ``failure`` says why).
 
+    ``last_line`` is what the member that failed said last (`telling_line`).
     ``single_machine``: the engine has one node, so none is excluded; what broke of it is cordoned (c9).
     """
     if gang.trial.state is State.STOPPING:
@@ -124,7 +125,7 @@ def judge(
         return _preempted(gang, ledger)
     if failure is None and view is not None and view.succeeded:
         return Judgement(State.SUCCEEDED, "FINISHED", _success(gang, view), "exit", exit_code=0)
-    return _failed(gang, view, ledger, evidence, failure, log_tail, single_machine, now)
+    return _failed(gang, view, ledger, evidence, failure, last_line, single_machine, now)
 
 
 def _had_to_go(gang: Gang, view: View | None) -> bool:
@@ -180,13 +181,13 @@ def _failed(
     ledger: Sequence[PastAttempt],
     evidence: Sequence[Evidence],
     failure: Failure | None,
-    log_tail: str,
+    last_line: str,
     single_machine: bool,  # noqa: FBT001 - as of the caller
     now: float,
 ) -> Judgement:
     spec, parts = spec_of(gang.task), parts_of(gang.allocation)
     nodes = [part.node for part in parts]
-    ends = _ends(view, nodes, failure, log_tail)
+    ends = _ends(view, nodes, failure, last_line)
     ran = 0.0
     if view is not None and view.started_at is not None:
         ran = max(0.0, (view.ended_at or now) - view.started_at)
@@ -217,7 +218,9 @@ def _failed(
     message = followed.message if not isinstance(followed, Resubmit) else verdict.message
     given = "" if isinstance(followed, Resubmit) else followed.code
     if given == "CRASH_LOOP":
-        return Judgement(State.FAILED, "CRASH_LOOP", message, error=code or "NONZERO_EXIT", **common)
+        return Judgement(
+            State.FAILED, "CRASH_LOOP", message, error=code or verdict.code or "NONZERO_EXIT", **common
+        )
     error = code or given or "NONZERO_EXIT"
     return Judgement(State.FAILED, error, message, error=error, **common)
 
@@ -232,8 +235,14 @@ def _again(followed: Resubmit, common: Mapping[str, Any], *, single_machine: boo
     if followed.cause is Cause.NODE_REPLACED:
         code = "NODE_REPLACED"
         if single_machine:
-            other = f"another node instead of {followed.exclude_node}"
-            message = message.replace(other, f"again on {followed.exclude_node} without what broke of it", 1)
+            node = followed.exclude_node
+            if cordon is None:
+                again = f"again on {node}, of which nothing is known to be broken"
+            elif any(each.kind == "device_lost" for each in common["broken"]):
+                again = f"again on {node} without the GPUs that broke"
+            else:
+                again = f"again on {node}, as there is no other"
+            message = message.replace(f"another node instead of {node}", again, 1)
         if followed.exclude_node is not None and not single_machine:
             task["excluded"] = followed.exclude_node
     delay = followed.delay_seconds
@@ -250,7 +259,7 @@ def _again(followed: Resubmit, common: Mapping[str, Any], *, single_machine: boo
 
 
 def _ends(
-    view: View | None, nodes: Sequence[str], failure: Failure | None, log_tail: str
+    view: View | None, nodes: Sequence[str], failure: Failure | None, last_line: str
 ) -> list[retry.ReplicaEnd]:
     if failure is not None:
         how = retry.EndedBy.IMAGE if failure.code == _PULL_FAILED else retry.EndedBy.NOT_STARTED
@@ -260,22 +269,22 @@ def _ends(
         # Whatever became of its cluster afterwards (C50).
         last, at = len(view.seen) - 1, view.ended_at or 0.0
         end = retry.ReplicaEnd(
-            last, nodes[last], retry.EndedBy.EXIT, view.driver_code, at, _last_line(log_tail)
+            last, nodes[last], retry.EndedBy.EXIT, view.driver_code, at, last_line[-_SHOWN_CHARS:]
         )
         return [end]
     found = []
     for rank, seen in enumerate(view.seen if view is not None else ()):
-        found.append(_end(rank, nodes[rank], seen, log_tail if view and rank == view.failed else ""))
+        found.append(_end(rank, nodes[rank], seen, last_line if view and rank == view.failed else ""))
     return found
 
 
-def _end(rank: int, node: str, seen: Observation, log_tail: str) -> retry.ReplicaEnd:
+def _end(rank: int, node: str, seen: Observation, last_line: str) -> retry.ReplicaEnd:
     if seen.exit is None:
         lost = seen.phase is Phase.LOST
         how = retry.EndedBy.LOST if lost else retry.EndedBy.STOP
         return retry.ReplicaEnd(rank, node, how, None, float("inf"), seen.detail)
     done = seen.exit
-    last = _last_line(log_tail) if done.ended_by is EndedBy.EXIT else ""
+    last = last_line[-_SHOWN_CHARS:] if done.ended_by is EndedBy.EXIT else ""
     message = _CODE.sub("", done.detail, count=1) or last
     code = found.group(1) if (found := _CODE.match(done.detail)) else ""
     unstarted = done.ended_by is EndedBy.NOT_STARTED and code not in FINAL_CODES
@@ -284,8 +293,14 @@ def _end(rank: int, node: str, seen: Observation, log_tail: str) -> retry.Replic
     )
 
 
-def _last_line(log_tail: str) -> str:
-    return log_tail.rstrip().rpartition("\n")[2][-_SHOWN_CHARS:]
+def telling_line(lines: Sequence[tuple[bool, str]]) -> str:
+    """Of the end of a log, as ``(whether stderr, line)``, the line that most likely says why it ended.
+
+    The last of stderr, where causes are written, else the last of all; a line without a word says nothing.
+    """
+    worded = [(is_error, line.strip()) for is_error, line in lines if any(map(str.isalnum, line))]
+    errors = [line for is_error, line in worded if is_error]
+    return (errors or [line for _, line in worded] or [""])[-1]
 
 
 def _code_of(view: View | None, failure: Failure | None, rank: int | None) -> tuple[str, bool]:

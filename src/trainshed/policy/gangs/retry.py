@@ -15,6 +15,10 @@ BACK_OFF_SECONDS = 10.0
 MAX_BACK_OFF_SECONDS = 300.0
 CRASH_LOOP_EXITS = 3
 CRASH_LOOP_SECONDS = 60.0
+MAX_REPLACED_TRIES = 3
+"""So often in a row a machine may be blamed without progress; then the program, or a person, is due."""
+PROGRESS_SECONDS = 600.0
+"""An Attempt that ran so long got somewhere."""
 MAX_PLATFORM_TRIES = 20
 """So often in a row an Attempt may fail through the platform alone; then a person must look."""
 _SIGKILL_CODES = frozenset({137, -9})
@@ -128,6 +132,8 @@ class Verdict:
     """Equal for exits that look the same, for the crash loop of C35."""
     code: str = ""
     """The error code if it is the end of the task."""
+    proven: bool = False
+    """Whether the machine itself gave evidence: a lost watcher alone may be the program's own doing."""
 
     @property
     def final(self) -> bool:
@@ -198,7 +204,7 @@ def classify(end: GangEnd) -> Verdict:
         verdict = Verdict(ExitClass.PREEMPTED, None, None, "it made room for a task of higher rank")
     elif proof is not None:
         code = None if culprit is None else culprit.exit_code
-        verdict = Verdict(ExitClass.MACHINE, proof.node, code, proof.words)
+        verdict = Verdict(ExitClass.MACHINE, proof.node, code, proof.words, proven=True)
     elif culprit is None:
         verdict = Verdict(ExitClass.PLATFORM, None, None, "nobody knows how it ended", transient=True)
     else:
@@ -241,16 +247,45 @@ def decide_retry(ledger: Sequence[PastAttempt], end: GangEnd, policy: FaultPolic
     if exit_class is ExitClass.PLATFORM:
         return _platform(ledger, verdict, used, budget)
     if exit_class is ExitClass.MACHINE and policy.replaces and verdict.node:
-        return Resubmit(
-            Cause.NODE_REPLACED,
-            back_off(_in_a_row(ledger, Cause.NODE_REPLACED)),
-            used,
-            budget,
-            f"another node instead of {verdict.node}: {verdict.message}",
-            exclude_node=verdict.node,
-            cordon_node=verdict.node,
-        )
+        return _replaced(ledger, verdict, end, used, budget)
     return _counted(ledger, verdict, end, used, budget)
+
+
+def _replaced(
+    ledger: Sequence[PastAttempt], verdict: Verdict, end: GangEnd, used: int, budget: int
+) -> Resubmit | GiveUp:
+    """Another node, not counted (C34): bounded, because a program can look like a broken machine."""
+    node, row = verdict.node, _without_progress(ledger, end)
+    if _crash_loop(ledger, verdict, end):
+        return _loops(verdict)
+    if row >= MAX_REPLACED_TRIES:
+        message = (
+            f"{row} tries in a row in place of lost ones brought less than {PROGRESS_SECONDS:.0f} s of work"
+            f" each: {verdict.message}"
+        )
+        return GiveUp(verdict.code or "EXECUTION_LOST", message, verdict.exit_class)
+    return Resubmit(
+        Cause.NODE_REPLACED,
+        back_off(row),
+        used,
+        budget,
+        f"another node instead of {node}: {verdict.message}",
+        exclude_node=node,
+        cordon_node=node if verdict.proven else None,
+    )
+
+
+def _without_progress(ledger: Sequence[PastAttempt], end: GangEnd) -> int:
+    """Replacements in a row that got nowhere; what others cut short between them says nothing."""
+    count = 0
+    for place, one in enumerate(reversed(ledger)):
+        if one.cause in {Cause.PREEMPTED, Cause.PLATFORM}:
+            continue
+        ran = one.ran_seconds if place else end.ran_seconds
+        if one.cause is not Cause.NODE_REPLACED or ran >= PROGRESS_SECONDS:
+            break
+        count += 1
+    return count
 
 
 def _counted(
@@ -258,15 +293,17 @@ def _counted(
 ) -> Resubmit | GiveUp:
     """A failure that uses up a resubmission, if there is one and it makes sense."""
     if used < budget and _crash_loop(ledger, verdict, end):
-        message = (
-            f"{CRASH_LOOP_EXITS} times in a row, each within {CRASH_LOOP_SECONDS:.0f} s: {verdict.message}"
-        )
-        return GiveUp("CRASH_LOOP", message, verdict.exit_class)
+        return _loops(verdict)
     if used < budget:
         message = f"resubmission {used + 1} of {budget} after: {verdict.message}"
         return Resubmit(Cause.AUTO_FAILURE, back_off(used), used + 1, budget, message)
     spent = f"; {used} of {budget} resubmissions used" if budget else ""
     return GiveUp(verdict.code or "EXECUTION_LOST", f"{verdict.message}{spent}", verdict.exit_class)
+
+
+def _loops(verdict: Verdict) -> GiveUp:
+    message = f"{CRASH_LOOP_EXITS} times in a row, each within {CRASH_LOOP_SECONDS:.0f} s: {verdict.message}"
+    return GiveUp("CRASH_LOOP", message, verdict.exit_class)
 
 
 def resubmissions_used(ledger: Sequence[PastAttempt]) -> int:
@@ -299,19 +336,25 @@ def _in_a_row(ledger: Sequence[PastAttempt], cause: Cause) -> int:
 
 
 def _crash_loop(ledger: Sequence[PastAttempt], verdict: Verdict, end: GangEnd) -> bool:
-    """Three identical `user` exits, each under a minute, one after the other (C35)."""
-    if verdict.exit_class is not ExitClass.USER or end.ran_seconds >= CRASH_LOOP_SECONDS:
+    """Three identical ends that may be the program's, each under a minute, one after the other (C35)."""
+    own = verdict.exit_class is ExitClass.USER or _only_lost(verdict)
+    if not own or end.ran_seconds >= CRASH_LOOP_SECONDS:
         return False
     past = [
         one for one in ledger[:-1] if one.exit_class not in {None, ExitClass.PREEMPTED, ExitClass.PLATFORM}
     ]
     recent = past[-(CRASH_LOOP_EXITS - 1) :]
     return len(recent) == CRASH_LOOP_EXITS - 1 and all(
-        one.exit_class is ExitClass.USER
+        one.exit_class is verdict.exit_class
         and one.fingerprint == verdict.fingerprint
         and one.ran_seconds < CRASH_LOOP_SECONDS
         for one in recent
     )
+
+
+def _only_lost(verdict: Verdict) -> bool:
+    """Whether nothing but the loss itself speaks of the machine: a program can end its own watcher."""
+    return verdict.exit_class is ExitClass.MACHINE and not verdict.proven
 
 
 def _out_of_memory(culprit: ReplicaEnd) -> bool:
