@@ -37,7 +37,7 @@ def roomy(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.starts_first
 @pytest.mark.timeout(600)
-def test_E90_a_sparse_file_of_4_gib_and_1_byte_is_published_and_its_digest_read_back(
+def test_E105_a_sparse_file_of_4_gib_and_1_byte_is_published_and_its_digest_read_back(
     roomy, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TRAINSHED_HOME", str(tmp_path / "home"))
