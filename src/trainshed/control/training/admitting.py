@@ -25,7 +25,7 @@ from trainshed.control.training.sites import Site
 from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Amounts, Node
 from trainshed.model.states import AllocationState, State
-from trainshed.model.training.spec import HOST_IMAGE
+from trainshed.model.training.spec import HOST_IMAGE, ResourceType
 from trainshed.policy.gangs.cluster import LineKey, add_usage
 from trainshed.policy.gangs.quota import Ledger, QuotaTable
 from trainshed.policy.gangs.snapshot import Admission, Eviction, GangReason, Plan, Running, SourceUnits
@@ -204,15 +204,16 @@ class Admitter:
         self, connection: Connection, evictions: Sequence[Eviction], held: Mapping[str, Gang], now: float
     ) -> list[str]:
         made, told = [], []
+        firsts = gangs.of_trials(connection, {each.for_id for each in evictions})
         for each in evictions:
             gang = held.get(each.id)
             if gang is None or not gang.held:
                 continue
             noticed = gang.trial.state in {State.RUNNING, State.CHECKPOINTING}
             until = now + (notice_seconds(spec_of(gang.task)) if noticed else 0.0)
-            if not gangs.evict(
-                connection, each.id, for_id=each.for_id, reason=each.message, at=now, until=until
-            ):
+            _, first = firsts.get(each.for_id, (None, None))
+            why = each.message.replace(each.for_id, _called(first, gang.task))
+            if not gangs.evict(connection, each.id, for_id=each.for_id, reason=why, at=now, until=until):
                 continue
             made.append(each.id)
             told.append(
@@ -222,12 +223,19 @@ class Admitter:
                     now,
                     ACTOR,
                     "PREEMPTED",
-                    each.message,
+                    why,
                     level="warning",
                 )
             )
         events.record(connection, told)
         return made
+
+
+def _called(first: Task | None, victim: Task) -> str:
+    """How the task that comes first is called before those who see its victim: not all may see it (C5)."""
+    if first is None or first.project_id != victim.project_id:
+        return "another task"
+    return first.name if first.public or first.owner == victim.owner else "another task"
 
 
 def _spec_words(new: NewGang) -> str:
@@ -250,14 +258,16 @@ def _told(trial: Trial, admission: Admission, sources: Sequence[SourceUnits], no
         found.append(
             event("SPEC_CHOSEN", f"Chose {names}{': ' + passed if passed else ', the first choice'}.")
         )
-    units = "; ".join(_source_words(each) for each in sources) or "no units"
     kind = admission.key.resource_type
+    units = "; ".join(_source_words(each, kind) for each in sources) or "no units"
     found.append(event("ADMITTED", f"Admitted as {kind} in pool {admission.key.pool}: {units}."))
     return found
 
 
-def _source_words(source: SourceUnits) -> str:
-    found = {"own": source.own, "borrowed": source.borrowed, "idle": source.supplement}
+def _source_words(source: SourceUnits, kind: ResourceType) -> str:
+    # Only reserved units are anybody's own: the quotas of other types are caps (c3).
+    own = "own" if kind is ResourceType.RESERVED else f"of its {kind} quota"
+    found = {own: source.own, "borrowed": source.borrowed, "idle": source.supplement}
     said = ", ".join(f"{units} {word}" for word, units in found.items() if units)
     total = source.own + source.borrowed + source.supplement
     return f"{total} x {source.spec} ({said or 'none'})"

@@ -18,17 +18,10 @@ from trainshed.control import metrics
 from trainshed.control.background import Workers
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.training import ray_roles
-from trainshed.control.training.ending import (
-    Fault,
-    GangEnded,
-    faults_of,
-    faults_under,
-    started_move,
-    store_ends,
-)
+from trainshed.control.training.ending import GangEnded, started_move, store_ends
 from trainshed.control.training.frozen import spec_of
 from trainshed.control.training.holding import OVERDUE_SECONDS, notice_seconds, parts_of
-from trainshed.control.training.judging import Failure, judge, past_of
+from trainshed.control.training.judging import Failure, judge, past_of, telling_line
 from trainshed.control.training.keys import AttemptFolders
 from trainshed.control.training.looking import Look, store_looks
 from trainshed.control.training.observing import View
@@ -37,8 +30,10 @@ from trainshed.control.training.preparing import GangPreparer
 from trainshed.control.training.releasing import GangReleased, GangReleaser
 from trainshed.control.training.sites import Site, Sites
 from trainshed.control.training.starting import GangStarter, OpenSecrets
+from trainshed.control.training.suspecting import Suspicions, is_alone
 from trainshed.control.training.urging import Urger, Wish, wish_of
 from trainshed.engines.contract import EngineError
+from trainshed.jobkit.frames import STDERR
 from trainshed.model.states import State
 from trainshed.model.training.spec import Kind
 from trainshed.policy.effective import ServerPolicy
@@ -80,6 +75,7 @@ class GangReconciler:
         self._workers = workers
         self._preparer = GangPreparer(database, content, clock, workers.preparing)
         self._releaser = GangReleaser(database, content, folders, clock)
+        self._suspicions = Suspicions(database, sites, clock)
         self._urger = Urger(clock, policy.stop_grace_seconds, workers.releasing)
         self._starter = GangStarter(
             database,
@@ -115,6 +111,7 @@ class GangReconciler:
         active = [gang for gang in held if gang.held]
         if everything:
             self._forget_all_but(active)
+            self._suspicions.look(active)
         self._settle_adrift(adrift, held)
         if waiting := [gang for gang in active if self._waits_for_launch(gang)]:
             self._launch(waiting)
@@ -271,7 +268,7 @@ class GangReconciler:
         for gang, site, view in views:
             if self._overdue(gang, view):
                 self._urger.kill(gang, view, site.engine)
-            wish = wish_of(gang, view, self._clock())
+            wish = wish_of(gang, view, self._clock(), self._suspicions.replace_since(gang))
             if wish is not None:
                 wishes.append((gang, site, view, wish))
         self._store_notices([(g, view, w) for g, _, view, w in wishes if w.notice])
@@ -320,7 +317,7 @@ class GangReconciler:
     def _judged(self, gang: Gang, view: View | None, failure: Failure | None = None) -> GangEnded:
         site = self._sites.of(gang.allocation.engine)
         faults: list[Fault] = []
-        tail = ""
+        tail = last = ""
         if site is not None:
             try:
                 faults = faults_under(gang, faults_of(site.engine.faults()))
@@ -330,18 +327,18 @@ class GangReconciler:
                 view = replace(view, driver_code=self._driver_code(site, gang))
             failed = None if view is None else view.failed
             if failed is not None and gang.trial.state is not State.STOPPING:
-                tail = self._tail(site, unit_id(gang.attempt_id, failed))
+                tail, last = self._tail(site, unit_id(gang.attempt_id, failed))
         with self._database.read() as connection:
             past = jobs.attempts_of(connection, [gang.trial.id])[gang.trial.id]
             codes = gangs.exit_codes(connection, [each.id for each in past])
-        single = site is None or len(site.nodes) <= 1
+        single = is_alone(site)
         judgement = judge(
             gang,
             view,
             ledger=past_of(past, codes),
             evidence=[fault.evidence for fault in faults],
             failure=failure,
-            log_tail=tail,
+            last_line=last,
             single_machine=single,
             now=self._clock(),
         )
@@ -359,15 +356,16 @@ class GangReconciler:
         return next((code for code in codes if isinstance(code, int)), None)
 
     @staticmethod
-    def _tail(site: Site, unit: str) -> str:
-        """The last lines of a member's log; empty where it cannot be read."""
+    def _tail(site: Site, unit: str) -> tuple[str, str]:
+        """The last lines of a member's log, and the one that says most; empty where it cannot be read."""
         try:
             with LogReader(site.engine.logs(unit)) as reader:
                 records = reader.tail(TAIL_LINES, _TAIL_BYTES)
         except (EngineError, OSError) as error:
             log.warning("the end of a log cannot be read", unit=unit, error=str(error))
-            return ""
-        return "\n".join(record.data.decode("utf-8", "replace") for record in records)
+            return "", ""
+        lines = [(record.stream == STDERR, record.data.decode("utf-8", "replace")) for record in records]
+        return "\n".join(line for _, line in lines), telling_line(lines)
 
     def _store_ends(self, ended: Sequence[GangEnded]) -> None:
         if not ended:
