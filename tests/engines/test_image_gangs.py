@@ -49,6 +49,32 @@ def test_C13_a_volume_is_written_from_an_image(podman: ImageHarness, tmp_path: P
     assert list(data.iterdir()) == []
 
 
+def test_C13_a_part_of_a_volume_is_written_from_an_image_and_no_link_leads_out_of_it(
+    podman: ImageHarness, tmp_path: Path
+) -> None:
+    volume, outside = tmp_path / "volume", tmp_path / "outside"
+    (volume / "runs" / "1").mkdir(parents=True)
+    outside.mkdir()
+    for place in (volume / "runs" / "1", outside):
+        place.chmod(0o777)
+    (volume / "link").symlink_to(outside)
+    for number, within in enumerate(["runs/1", "link"]):
+        mount = Mount(volume, "v", "/volume/out", writable=True, within=within)
+        text = "echo new > /volume/out/new; ls /volume/out"
+        podman.engine.launch(podman.shell(f"attempt-{number}", text, mounts=(mount,)))
+    ended = podman.until("attempt-0", SETTLED)
+    assert ended.exit.code == 0, (ended.exit.detail, written(podman.engine.logs("attempt-0").frames))
+    assert output(podman, "attempt-0") == "new\n"
+    assert (volume / "runs" / "1" / "new").read_text() == "new\n"
+    refused = podman.until("attempt-1", SETTLED)
+    assert refused.exit.ended_by is EndedBy.NOT_STARTED
+    assert "link" in refused.exit.detail
+    assert list(outside.iterdir()) == []
+    for number in range(2):
+        assert podman.engine.release(f"attempt-{number}").confirmed
+    assert (volume / "runs" / "1" / "new").exists()
+
+
 def test_C36_P9_a_notice_and_a_hidden_value_reach_a_program_in_an_image(podman: ImageHarness) -> None:
     text = """
     trap 'cat $TRAINSHED_NOTICE_FILE | tr -d "\\n"; echo; touch $TRAINSHED_NOTICE_FILE.done' USR1

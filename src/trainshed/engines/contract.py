@@ -116,6 +116,10 @@ class Mount:
     """An absolute path where the program finds it as well (C12), where the engine can do that."""
     writable: bool = False
     """Whether the program may write there (a Volume, C13); its bytes are the source's own."""
+    within: str = ""
+    """Show only this folder of the source, a plain relative path. It is found when it is mounted, without
+    following a link below the source, whatever programs that write there do meanwhile; where the program may
+    write it is made if it is missing. What is neither fails the start."""
 
     def __post_init__(self) -> None:
         if self.writable and self.target is None:

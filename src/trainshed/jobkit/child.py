@@ -24,6 +24,7 @@ from trainshed.jobkit import (
     sandbox,
     seccomp,
     tree,
+    volumes,
 )
 
 _GO, _CHECK = b"g", b"c"
@@ -223,9 +224,7 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     folder.reserve(path)
     work = os.path.join(path, folder.WORK)
-    tree.fill(work, launch["files"])
-    if launch.get("notice"):
-        tree.fill(os.path.join(path, folder.TEMPORARY), [])
+    _make_folders(path, work, launch)
     hidden = folder.read(path, folder.SECRETS) or {}
     logins = launch.get("logins")
     if logins and logins["reason"]:
@@ -281,6 +280,14 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
     )
 
 
+def _make_folders(path: str, work: str, launch: folder.Json) -> None:
+    tree.fill(work, launch["files"])
+    if launch.get("notice"):
+        tree.fill(os.path.join(path, folder.TEMPORARY), [])
+    if launch.get("staged"):
+        volumes.stage(path, launch["staged"])
+
+
 def _start_sshd(path: str, logins: folder.Json, env: dict[str, str]) -> int:
     from trainshed.jobkit import logins as servers  # noqa: PLC0415 - most programs have none
 
@@ -331,6 +338,8 @@ def _own_view(path: str, launch: folder.Json, keys: dict[str, str]) -> str:
         neighbours.show(path, launch.get("logins"), keys)
     if entries and own:
         mounts.bind(path, entries)
+        if any(name for _, _, name, _ in launch.get("staged", [])):
+            volumes.unstage(path)
     elif entries:
         mounts.link(path, entries)
     return mounts.MOUNT if own else mounts.LINKS

@@ -15,6 +15,7 @@ an attempt got; no process id is ever trusted across a restart.
 ``work``            the program's working directory
 ``tmp``             its ``/tmp`` in a sandbox
 ``content``         where it finds what it only reads (`trainshed.jobkit.mounts`)
+``volumes``         where folders of volumes are bound before they are shown (`trainshed.jobkit.volumes`)
 ``training.json``   what a member of a gang, a notice or measuring needs; lies there before the launch
 ``secrets.json``    hidden values and keys, readable by us alone; gone when the program ended
 ``notice.json``     durable request to tell the program that it must go (C36)
@@ -35,6 +36,7 @@ import struct
 
 LAUNCH, STOP, STARTED, EXIT = "launch.json", "stop.json", "started.json", "exit.json"
 LOCK, CONTROL, WORK, TEMPORARY, CONTENT = "lock", "control", "work", "tmp", "content"
+VOLUMES = "volumes"
 FRAMES, INDEX = "log.frames", "log.index"
 REPORTS, SAMPLES, OLDER_SAMPLES = "reports.jsonl", "samples.jsonl", "samples.1.jsonl"
 TRAINING, SECRETS, NOTICE, STAGE = "training.json", "secrets.json", "notice.json", "stage"

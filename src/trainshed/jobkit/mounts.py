@@ -123,6 +123,7 @@ def clear(path: str) -> str:
     if left := mounted_below(place):
         raise tree.crossed(left[0])
     content = os.path.join(path, folder.CONTENT)
+    tree.remove(os.path.join(path, folder.VOLUMES))
     if not found and not os.path.lexists(content):
         return "none"
     tree.remove(content)

@@ -216,9 +216,9 @@ def test_C11_C13_volumes_are_mounted_where_the_task_says(site, tmp_path):
     d.step()
     [unit] = d.units(job)
     made = d.world.attempts[unit].launch.mounts
-    assert [(each.target, each.source, each.writable) for each in made] == [
-        ("/volume/out", volume / "runs/1", True),
-        ("/mnt/in", volume / "in", False),
+    assert [(each.target, each.source, each.within, each.writable) for each in made] == [
+        ("/volume/out", volume, "runs/1", True),
+        ("/mnt/in", volume, "in", False),
     ]
     assert d.settle(job).trial.state is State.SUCCEEDED
 

@@ -6,11 +6,12 @@ events, so a restart of the server does not begin to count anew.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import structlog
 
@@ -211,23 +212,34 @@ class VolumeMissing(Exception):
     """A volume is not where the catalogue says."""
 
 
-def volume_path(catalog: Catalog, ref: str, sub_path: str | None = None) -> Path:
+def volume_path(catalog: Catalog, ref: str) -> Path:
     """Where a volume is on this machine. Raises `VolumeMissing`."""
     volume = catalog.volume(ref)
     if volume is None:
         raise VolumeMissing(f"the catalogue no longer has the volume {ref}")
-    root = Path(volume.path).resolve()
-    place = (root / sub_path).resolve() if sub_path else root
-    # Programs write to volumes: a link in one must not lead a later mount out of it.
-    if not place.is_relative_to(root):
-        raise VolumeMissing(f"{sub_path} in the volume {ref} leads out of it")
-    return place
+    return Path(os.path.realpath(volume.path))
 
 
 def _volume_mount(catalog: Catalog, ref: str, target: str, sub_path: str | None, read_only: bool) -> Mount:  # noqa: FBT001 - a field of the mount
-    source = volume_path(catalog, ref, sub_path)
-    if sub_path and not read_only:
-        source.mkdir(parents=True, exist_ok=True)
-    if not source.is_dir():
-        raise VolumeMissing(f"the volume {ref} is not at {source} on this machine")
-    return Mount(source, f"mounts{target}", target=target, writable=not read_only)
+    root = volume_path(catalog, ref)
+    if not root.is_dir():
+        raise VolumeMissing(f"the volume {ref} is not at {root} on this machine")
+    within = PurePosixPath(sub_path).as_posix() if sub_path else ""
+    if within:
+        _look_within(root, ref, within, read_only=read_only)
+    return Mount(root, f"mounts{target}", target=target, writable=not read_only, within=within)
+
+
+def _look_within(root: Path, ref: str, within: str, *, read_only: bool) -> None:
+    """Say early what is wrong with a part of a volume. Raises `VolumeMissing`.
+
+    Programs write to volumes, so nothing that is seen here lasts: who mounts it follows no link (`Mount`).
+    """
+    place = root / within
+    real = Path(os.path.realpath(place))
+    if not real.is_relative_to(root):
+        raise VolumeMissing(f"{within} in the volume {ref} leads out of it")
+    if real != place:
+        raise VolumeMissing(f"{within} in the volume {ref} leads through a link; name what it leads to")
+    if not place.is_dir() and (read_only or os.path.lexists(place)):
+        raise VolumeMissing(f"{within} in the volume {ref} is no folder on this machine")

@@ -26,6 +26,7 @@ from typing import Any
 import trainshed
 from trainshed.engines.contract import Meeting, Mount, Role, TreeFile
 from trainshed.jobkit import ray_node, ray_wire
+from trainshed.jobkit.volumes import open_beneath
 from trainshed.model.resources import Amounts
 
 SHARED_TARGET = ray_node.SHARED
@@ -156,7 +157,10 @@ def ray_part(task: RayTask, rank: int) -> RayPart:
         contents[f"{ray_wire.FOLDER}/{ray_wire.COMMAND}"] = task.cmd.encode("utf-8", "surrogateescape")
     mounts: tuple[Mount, ...] = ()
     if task.shared_storage is not None and role is not Role.SUBMITTER:
-        mounts = (Mount(task.shared_storage, "ray-shared", SHARED_TARGET, writable=True),)
+        # Programs may write all of the volume elsewhere: it is found below the volume when it is mounted.
+        volume, *below = task.shared_storage.parents[1], *task.shared_storage.parts[-2:]
+        within = "/".join(below)
+        mounts = (Mount(volume, "ray-shared", SHARED_TARGET, writable=True, within=within),)
     argv = ("bash", "-c", _FIND_PYTHON, f"{ray_wire.FOLDER}/member.py")
     return RayPart(role, argv, {}, contents, mounts)
 
@@ -200,8 +204,12 @@ def shared_folder(volume: Path, task_uuid: str) -> Path:
 def make_shared_folder(volume: Path, task_uuid: str) -> Path:
     """Have it there before the launch; everybody who may run the task may write. Raises `OSError`."""
     place = shared_folder(volume, task_uuid)
-    place.mkdir(parents=True, exist_ok=True)
-    place.chmod(0o1777)
+    volume.mkdir(parents=True, exist_ok=True)
+    fd = open_beneath(volume, place.relative_to(volume).as_posix(), make=True)
+    try:
+        Path(f"/proc/self/fd/{fd}").chmod(0o1777)
+    finally:
+        os.close(fd)
     return place
 
 

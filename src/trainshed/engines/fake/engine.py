@@ -208,7 +208,7 @@ class FakeEngine:
             place = self._root / launch.attempt_id / "content" / mount.place
             if not place.is_symlink():
                 place.parent.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(mount.source)
+                place.symlink_to(mount.source / mount.within)
 
     def launch_many(self, launches: Iterable[Launch]) -> Mapping[str, EngineError]:
         """See `Engine.launch_many`."""

@@ -17,12 +17,17 @@ _OF_THE_MACHINE = frozenset(
 """Folders that a mount would take from programs, or that a program has of its own."""
 
 
-def mounts(launch: Launch, engine_root: Path, *, may_mount: bool) -> list[list[Any]]:
-    """The form in which a launch hands its mounts to the shim. Raises `EngineError`."""
+def mounts(launch: Launch, engine_root: Path, *, may_mount: bool, stage: Path | None) -> list[list[Any]]:
+    """The form in which a launch hands its mounts to the shim. Raises `EngineError`.
+
+    ``stage`` is where folders of volumes are bound first (`staged`), ``None`` where nothing can be.
+    """
     seen: list[str] = []
     for mount in launch.mounts:
         if not mount.source.is_absolute() or not _is_plain(mount.place):
             _refuse(f"the mount of {mount.source} at {mount.place!r} names no place below a folder")
+        if mount.within and not _is_plain(mount.within):
+            _refuse(f"{mount.within!r} is no plain path below {mount.source}")
         seen.append(f"/{mount.place}")
         if mount.target is not None:
             _check_target(mount.target, engine_root, may_mount=may_mount or mount.writable)
@@ -31,7 +36,25 @@ def mounts(launch: Launch, engine_root: Path, *, may_mount: bool) -> list[list[A
     for before, after in pairwise(ordered):
         if after.startswith(before):
             _refuse(f"{after.strip('/')} is mounted at or below {before.strip('/')}")
-    return [[os.fspath(mount.source), mount.place, mount.target, mount.writable] for mount in launch.mounts]
+    return [
+        [os.fspath(_shown(number, mount, stage)), mount.place, mount.target, mount.writable]
+        for number, mount in enumerate(launch.mounts)
+    ]
+
+
+def staged(launch: Launch, *, may_mount: bool) -> list[list[Any]]:
+    """Folders below a source, for `trainshed.jobkit.volumes.stage`."""
+    return [
+        [os.fspath(mount.source), mount.within, str(number) if may_mount else "", mount.writable]
+        for number, mount in enumerate(launch.mounts)
+        if mount.within
+    ]
+
+
+def _shown(number: int, mount: Mount, stage: Path | None) -> Path:
+    if mount.within and stage is not None:
+        return stage / str(number)
+    return mount.source / mount.within
 
 
 def elsewhere(launch: Launch, base: str) -> list[str]:

@@ -55,7 +55,9 @@ class Intents:
         apart = self._isolation is not None or launch.image is not None
         may_mount = self._private_shm or apart
         self._training.check(launch)
-        mounted = inputs.mounts(launch, self._root, may_mount=may_mount)
+        self._check_staging(launch, apart=apart)
+        stage = path / folder.VOLUMES if self._private_shm else None
+        mounted = inputs.mounts(launch, self._root, may_mount=may_mount, stage=stage)
         content = mounts.SANDBOX_CONTENT if apart else os.fspath(path / folder.CONTENT)
         own = {**launch.env, **inputs.variables(launch.paths, launch.mounts, content)}
         environment = program_environment(
@@ -97,11 +99,28 @@ class Intents:
                 "killing": self._layout.killing(),
                 "private_shm": self._private_shm,
                 "mounts": mounted,
+                "staged": inputs.staged(launch, may_mount=self._private_shm),
                 "sandbox": self._sandbox(launch, mounted),
                 "container": container,
                 **self._training.for_child(launch, apart=kept_apart),
             },
         )
+
+    def _check_staging(self, launch: Launch, *, apart: bool) -> None:
+        """Refuse a part of a volume where what shows it to the program takes nothing but a name for it.
+
+        Whoever writes to the volume could have the name lead elsewhere before it is mounted.
+        """
+        if not apart or not any(mount.within for mount in launch.mounts):
+            return
+        reason = ""
+        if not self._private_shm:
+            reason = "the server may not mount here; run it with CAP_SYS_ADMIN"
+        elif launch.image is not None and self._containers.runtime.name == "docker":
+            reason = "docker mounts by name alone; use podman (images.runtime)"
+        if reason:
+            message = f"a `sub_path` of a volume cannot be mounted safely, mount the whole volume: {reason}"
+            raise EngineError("MOUNT_IMPOSSIBLE", message, retryable=False)
 
     def _container(self, launch: Launch, mounted: list[list[Any]]) -> dict[str, Any] | None:
         if launch.image is None:
