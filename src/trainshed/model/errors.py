@@ -160,7 +160,8 @@ class Fault:
 class Refusal(Exception):
     """A request that is not carried out. Nothing was changed.
 
-    ``extra`` holds further keys of the answer (``differences`` of a conflict, say).
+    ``extra`` holds further keys of the answer (``differences`` of a conflict, say), ``left_out`` says how
+    many faults were found beside those that are told.
     """
 
     def __init__(
@@ -169,12 +170,14 @@ class Refusal(Exception):
         *,
         extra: Mapping[str, Any] | None = None,
         retry_after: int | None = None,
+        left_out: int = 0,
     ) -> None:
         self.faults = tuple(sorted(faults, key=lambda f: _ORDER.get(f.code, len(_ORDER))))
         if not self.faults:
             raise ValueError("a refusal needs at least one fault")
         self.extra = dict(extra or {})
         self.retry_after = retry_after
+        self.left_out = left_out
         super().__init__(self.message)
 
     @classmethod
@@ -223,8 +226,8 @@ class Refusal(Exception):
                 break
             shown.append(entry)
         body: dict[str, Any] = {**base, "errors": shown}
-        if len(shown) < len(self.faults):
-            body["errors_not_shown"] = len(self.faults) - len(shown)
+        if missing := len(self.faults) - len(shown) + self.left_out:
+            body["errors_not_shown"] = missing
         return body
 
 

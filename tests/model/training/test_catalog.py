@@ -274,7 +274,7 @@ def test_another_order_is_a_difference():
 )
 def test_any_document_is_a_catalogue_or_has_faults(document):
     catalog, faults = read_catalog_document(document)
-    assert all(fault.code in SPEC_CODES and fault.message for fault in faults)
+    assert all(fault.code in SPEC_CODES and fault.message for fault in faults.faults)
     if not faults:
         assert read_catalog(to_document(catalog)) == catalog
 

@@ -295,6 +295,62 @@ def test_T1_several_faults_are_answered_at_once_each_in_its_place():
     }
 
 
+TOO_LONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "alarms": ({"alarms": [{}] * 33}, "alarms", "ALARM_INVALID"),
+    "channels": (
+        {"alarms": [{"events": ["failed"], "channels": ["c"] * 33}]},
+        "alarms[0].channels",
+        "ALARM_INVALID",
+    ),
+    "env": ({"env": [{}] * 4097}, "env", "ENV_INVALID"),
+    "mounts": ({"mounts": [{}] * 129}, "mounts", "MOUNT_INVALID"),
+    "endpoints": (
+        {"metrics": {"enabled": True, "endpoints": [{}] * 33}},
+        "metrics.endpoints",
+        "FIELD_INVALID",
+    ),
+    "specs": ({"instance": {"specs": [f"s{n}" for n in range(17)]}}, "instance.specs", "FIELD_INVALID"),
+    "labels": ({"labels": {f"k{n}": "v" for n in range(17)}}, "labels", "LABEL_INVALID"),
+}
+
+
+@pytest.mark.parametrize(("changes", "path", "code"), TOO_LONG.values(), ids=TOO_LONG)
+def test_a_list_beyond_its_limit_is_one_fault_and_its_entries_are_not_looked_at(changes, path, code):
+    assert refused(pytorch_document(**changes)) == [(f"spec.{path}", code)]
+
+
+def test_lists_may_be_as_long_as_their_limits():
+    changes = {
+        "alarms": [{"events": ["failed"], "channels": [f"c{n}" for n in range(32)]}] * 32,
+        "env": [{"name": f"A{n}", "value": "x"} for n in range(4096)],
+        "mounts": [volume(f"/mnt/v{n}") for n in range(128)],
+        "metrics": {"enabled": True, "endpoints": [{"port": n} for n in range(1, 33)]},
+        "instance": {"specs": [f"s{n}" for n in range(16)]},
+    }
+    spec = read_task(pytorch_document(**changes)).spec
+    assert (len(spec.alarms), len(spec.env), len(spec.mounts)) == (32, 4096, 128)
+    assert (len(spec.metrics.endpoints), len(spec.instance.specs)) == (32, 16)
+
+
+def test_two_hundred_faults_are_kept_and_the_rest_is_counted():
+    with pytest.raises(Refusal) as caught:
+        read_task(pytorch_document(env=[{"name": "1", "value": "x"}] * 1000))
+    refusal = caught.value
+    body = refusal.body()
+    assert len(refusal.faults) == 200
+    assert len(body["errors"]) + body["errors_not_shown"] == 1000
+
+
+def test_C12_paths_that_no_kernel_takes_are_refused():
+    longest = "/mnt" + f"/{'x' * 255}" * 15
+    assert read_task(pytorch_document(mounts=[volume(longest)])).spec.mounts[0].mount_path == longest
+    at, code = "spec.mounts[0].", "MOUNT_PATH_NOT_ALLOWED"
+    for path in (f"/mnt/{'x' * 256}", "/mnt/" + "\u00e9" * 128, longest + f"/{'x' * 253}"):
+        assert refused(pytorch_document(mounts=[volume(path)])) == [(f"{at}mount_path", code)]
+        short = [volume("/mnt/a", sub_path=path.removeprefix("/mnt/") + "/y" * 3)]
+        assert refused(pytorch_document(mounts=short)) == [(f"{at}sub_path", code)]
+
+
 def test_T1_the_answers_own_code_is_INVALID_SPEC():
     with pytest.raises(Refusal) as caught:
         read_task(pytorch_document(workers=-1))

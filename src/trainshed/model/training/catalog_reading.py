@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from trainshed.model.errors import Fault, Refusal
+from trainshed.model.errors import Refusal
 from trainshed.model.selectors import image_fault
 from trainshed.model.training.catalog import (
     ANY,
@@ -35,6 +35,7 @@ from trainshed.model.training.catalog import (
 )
 from trainshed.model.training.catalog_fields import CATALOG_FIELDS
 from trainshed.model.training.catalog_rules import reference_faults
+from trainshed.model.training.codes import SpecFaults
 from trainshed.model.training.field_table import ENV_NAME, ID, LABEL_KEY, MAX_COUNT
 from trainshed.model.training.fields import children
 from trainshed.model.training.reading_environment import content_reference
@@ -60,12 +61,11 @@ Row = TypeVar("Row")
 def read_catalog(document: Any) -> Catalog:
     """The catalogue that ``document`` (decoded YAML or JSON) is; raises `Refusal` with all faults."""
     catalog, faults = read_catalog_document(document)
-    if faults:
-        raise Refusal(faults)
+    faults.raise_if_any()
     return catalog
 
 
-def read_catalog_document(document: Any) -> tuple[Catalog, list[Fault]]:
+def read_catalog_document(document: Any) -> tuple[Catalog, SpecFaults]:
     """`read_catalog`, but what could be read beside the faults; an empty document is an empty catalogue."""
     if document is None:
         document = {}
@@ -109,7 +109,7 @@ def read_catalog_document(document: Any) -> tuple[Catalog, list[Fault]]:
     )
     for path, code, message in reference_faults(catalog, places):
         notes.faults.add(path, code, message)
-    return catalog, notes.faults.faults
+    return catalog, notes.faults
 
 
 def _name(entry: Section, key: str, default: str | None = None) -> str:

@@ -7,10 +7,12 @@ themselves, `PROJECT_ACCESS_DENIED` or `DUPLICATE_SUSPECTED` say, are in `model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from trainshed.model.errors import FaultList
+from trainshed.model.errors import FaultList, Refusal
 
+MAX_FAULTS = 200
 _QUOTE = "Put the value into quotes."
 _SEE_FIELDS = "`trainshed train explain` lists the fields; `trainshed train explain FIELD` explains one."
 
@@ -98,8 +100,33 @@ SPEC_CODES: Mapping[str, str] = MappingProxyType(
 )
 
 
+@dataclass(slots=True)
 class SpecFaults(FaultList):
-    """Collects faults of a task or a catalogue; each gets the hint of its code."""
+    """Collects faults of a task or a catalogue; each gets the hint of its code.
+
+    So many are kept that an answer is full of them, the rest is counted: what is wrong with a document must
+    not cost more than what is right with it.
+    """
+
+    left_out: int = 0
+    """Faults that were counted only."""
+
+    @property
+    def full(self) -> bool:
+        """Whether further faults are counted only."""
+        return len(self.faults) >= MAX_FAULTS
+
+    @property
+    def count(self) -> int:
+        """All that was found."""
+        return len(self.faults) + self.left_out
+
+    def raise_if_any(self) -> None:
+        if self.faults:
+            raise Refusal(self.faults, left_out=self.left_out)
 
     def add(self, path: str, code: str, message: str, hint: str = "") -> None:
+        if self.full:
+            self.left_out += 1
+            return
         FaultList.add(self, path, code, message, hint or SPEC_CODES.get(code, ""))

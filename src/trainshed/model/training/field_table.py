@@ -19,10 +19,20 @@ MAX_COMMAND_BYTES = 65_536
 MAX_LABELS = 16
 MAX_LABEL_VALUE_CHARS = 256
 MAX_ENTRIES = 1_000
-"""Of any list in a spec."""
+"""Of a list whose field has no limit of its own."""
+MAX_VARIABLES = 4_096
+MAX_MOUNTS = 128
+MAX_ENDPOINTS = 32
+MAX_ALARMS = 32
+MAX_CHANNELS = 32
+"""Of one alarm, as of its events."""
 MAX_SPECS = 16
 MAX_REFERENCE_CHARS = 512
 MAX_PATH_CHARS = 1_024
+MAX_MOUNT_PATH_BYTES = 4_096
+"""PATH_MAX of Linux; no path that is longer can be mounted."""
+MAX_PATH_PART_BYTES = 255
+"""NAME_MAX of Linux."""
 MAX_PREFIX_CHARS = 32
 MAX_RETENTION_SECONDS = 86_400
 MAX_PORT = 65_535

@@ -62,6 +62,8 @@ class Reading:
     """Fields (`instance.specs`) whose value in ``request`` nobody wrote."""
     places: Mapping[str, Sequence[int]]
     """By list (`mounts`): where in the document each entry of ``request`` stands."""
+    left_out: int = 0
+    """Faults beside ``faults``, which were counted only."""
 
 
 def is_training(document: Any) -> bool:
@@ -84,7 +86,7 @@ def read_task(
     """The request that ``document`` (decoded JSON or YAML) is; raises `Refusal` with all faults."""
     reading = read_document(document, mount_roots, request_id_required=request_id_required)
     if reading.faults:
-        raise Refusal(reading.faults)
+        raise Refusal(reading.faults, left_out=reading.left_out)
     return reading.request
 
 
@@ -109,7 +111,7 @@ def read_document(
     if not isinstance(spec, dict):
         said = "is missing" if "spec" not in root else f"must be a map, not {kind_of(spec)}"
         root.refuse("spec", "FIELD_REQUIRED", f"`spec` {said}")
-        raise Refusal(notes.faults.faults)
+        raise Refusal(notes.faults.faults, left_out=notes.faults.left_out)
     notes.kind = _kind(spec, notes)
     task = _spec(Section(spec, SPEC_PATH, "", CHILDREN, notes), notes, mount_roots)
     request = TaskRequest(
@@ -118,7 +120,13 @@ def read_document(
         allow_duplicate=root.flag("allow_duplicate") if "allow_duplicate" in root else None,
         smoke=read_smoke(root),
     )
-    return Reading(request, tuple(notes.faults.faults), frozenset(notes.broken), notes.places)
+    return Reading(
+        request,
+        tuple(notes.faults.faults),
+        frozenset(notes.broken),
+        notes.places,
+        notes.faults.left_out,
+    )
 
 
 def _kind(spec: Mapping[str, Any], notes: Notes) -> Kind | None:
@@ -262,6 +270,6 @@ def _runtime_env(spec: Section) -> str:
         said = f"`runtime_env_yaml` must be a string of YAML, not {kind_of(value)}"
         spec.refuse("runtime_env_yaml", "RUNTIME_ENV_YAML", said)
         return ""
-    before = len(spec.faults.faults)
+    before = spec.faults.count
     read_runtime_env(value, spec.at("runtime_env_yaml"), spec.faults)
-    return value if len(spec.faults.faults) == before else ""
+    return value if spec.faults.count == before else ""

@@ -10,7 +10,8 @@ from trainshed.model.selectors import image_fault
 from trainshed.model.training.field_table import (
     ID,
     MAX_COMMAND_BYTES,
-    MAX_PATH_CHARS,
+    MAX_MOUNT_PATH_BYTES,
+    MAX_PATH_PART_BYTES,
     MAX_REFERENCE_CHARS,
 )
 from trainshed.model.training.sections import Section, kind_of, shown_short, text_fault
@@ -260,8 +261,6 @@ def _sub_path(entry: Section) -> str | None:
 
 
 def _path_fault(path: str) -> str | None:
-    if len(path) > MAX_PATH_CHARS:
-        return f"it has {len(path)} characters; at most {MAX_PATH_CHARS}"
     if fault := text_fault(path):
         return f"it {fault}"
     if not path.isprintable():
@@ -271,4 +270,13 @@ def _path_fault(path: str) -> str | None:
         return "it may not contain `//` or end in `/`"
     if "." in parts or ".." in parts:
         return "it may not contain `.` or `..` as a folder"
+    return _length_fault(path, parts)
+
+
+def _length_fault(path: str, parts: Iterable[str]) -> str | None:
+    """What no kernel could mount."""
+    if (size := len(path.encode())) > MAX_MOUNT_PATH_BYTES:
+        return f"it has {size} UTF-8 bytes; at most {MAX_MOUNT_PATH_BYTES}"
+    if (longest := max(len(part.encode()) for part in parts)) > MAX_PATH_PART_BYTES:
+        return f"a folder's name in it has {longest} UTF-8 bytes; at most {MAX_PATH_PART_BYTES}"
     return None

@@ -16,7 +16,6 @@ from trainshed.model.training.field_table import (
     MAX_PATH_CHARS,
     MAX_PORT,
     MAX_RETENTION_SECONDS,
-    MAX_SPECS,
 )
 from trainshed.model.training.reading_environment import read_env
 from trainshed.model.training.sections import Section, clean, kind_of, shown_short
@@ -117,9 +116,6 @@ def read_instance(owner: Section, key: str = "instance", *, required: bool = Tru
             part.keep("specs", place)
     if "specs" not in part or part.values["specs"] == []:
         part.refuse("specs", "FIELD_REQUIRED", "`specs` is missing; name at least one instance spec")
-    if len(specs) > MAX_SPECS:
-        part.refuse("specs", "FIELD_INVALID", f"at most {MAX_SPECS} specs, not {len(specs)}")
-        specs = specs[:MAX_SPECS]
     return Instance(
         part.word("type", InstanceType, "FIELD_INVALID"),
         tuple(specs),
@@ -174,10 +170,10 @@ def read_metrics(spec: Section) -> Metrics:
     for entry in part.sections("endpoints", "FIELD_INVALID"):
         if "port" not in entry:
             entry.refuse("port", "METRICS_PORT_INVALID", "`port` is missing")
-        before = len(entry.faults.faults)
+        before = entry.faults.count
         port = entry.whole("port", 0, "METRICS_PORT_INVALID", least=1, most=MAX_PORT)
         path = _metrics_path(entry)
-        if path is None or not port or len(entry.faults.faults) > before:
+        if path is None or not port or entry.faults.count > before:
             continue
         if Endpoint(port, path) in found:
             said = f"port {port} with path {path} is given twice"
@@ -302,10 +298,10 @@ def read_autoscaling(spec: Section, workers: int | None) -> Autoscaling | None:
     part = spec.section("autoscaling")
     if part is None:
         return None
-    before = len(part.faults.faults)
+    before = part.faults.count
     least = part.whole("min", workers or 0, "AUTOSCALING_RANGE", least=0, most=MAX_WORKERS)
     most = part.whole("max", workers or 0, "AUTOSCALING_RANGE", least=0, most=MAX_WORKERS)
-    if workers is not None and before == len(part.faults.faults) and not least <= workers <= most:
+    if workers is not None and before == part.faults.count and not least <= workers <= most:
         said = f"min {least}, workers {workers}, max {most}: min <= workers <= max does not hold"
         part.refuse("min" if least > workers else "max", "AUTOSCALING_RANGE", said)
     idle = part.whole("idle_timeout_seconds", DEFAULT_IDLE_TIMEOUT_SECONDS, "AUTOSCALING_INVALID", least=0)

@@ -100,6 +100,8 @@ class Resolution:
     effective: Effective | None
     faults: tuple[Fault, ...]
     exceeded: tuple[QuotaAnswer, ...] = ()
+    left_out: int = 0
+    """Faults beside ``faults``, which were counted only."""
 
 
 def judge(
@@ -128,7 +130,7 @@ def judge(
     faults += [each for each in resolution.faults if each not in known]
     if faults or resolution.effective is None:
         extra = {"quota": [each.as_dict() for each in resolution.exceeded]} if resolution.exceeded else None
-        raise Refusal(faults, extra=extra)
+        raise Refusal(faults, extra=extra, left_out=reading.left_out + resolution.left_out)
     return resolution.effective
 
 
@@ -214,7 +216,7 @@ class _Resolver:
                 self._faults.add(f"{SPEC_PATH}.{field}", "NOT_SUPPORTED_BY_ENGINE", message)
         sums, passed_over = self._choices(effective, pool)
         if self._faults or cluster is None or not sums:
-            return Resolution(None, tuple(self._faults.faults), tuple(self._exceeded))
+            return Resolution(None, tuple(self._faults.faults), tuple(self._exceeded), self._faults.left_out)
         return Resolution(
             Effective(
                 request=self._request,

@@ -123,12 +123,14 @@ class Section:
         return None
 
     def entries(self, key: str, code: str) -> list[Any]:
-        """The list at ``key``; empty where it is missing or faulty."""
+        """The list at ``key``; empty where it is missing, faulty or longer than its field allows."""
         value = self.values.get(key, [])
+        known = self._fields.get(self.table, {}).get(key)
+        most = MAX_ENTRIES if known is None else known.schema.get("maxItems", MAX_ENTRIES)
         if not isinstance(value, list):
             self.refuse(key, code, f"`{key}` must be a list, not {kind_of(value)}")
-        elif len(value) > MAX_ENTRIES:
-            self.refuse(key, code, f"`{key}` has {len(value)} entries; at most {MAX_ENTRIES}")
+        elif len(value) > most:
+            self.refuse(key, code, f"`{key}` has {len(value)} entries; at most {most}")
         else:
             return value
         return []
@@ -148,7 +150,8 @@ class Section:
         found = known.get(key)
         where = self.at(key)
         if found is None:
-            self.faults.add(where, "UNKNOWN_FIELD", self._unknown(key, tuple(known)))
+            said = "" if self.faults.full else self._unknown(key, tuple(known))
+            self.faults.add(where, "UNKNOWN_FIELD", said)
             return False
         kind = self._notes.kind
         if kind is None or kind in found.kinds:
