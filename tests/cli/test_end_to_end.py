@@ -272,6 +272,8 @@ def test_doctor_says_what_is_here_and_what_the_server_offers(run, ok, module_ser
     shown = run("doctor").stdout
     assert "8xH100 simulated" in shown
     assert "(incl. simulated)" in shown
+    # What is done already is no advice.
+    assert "export TRAINSHED_SIMULATE_GPUS" not in shown
 
 
 def test_the_demo_runs_the_whole_path_and_leaves_nothing(run, tmp_path):

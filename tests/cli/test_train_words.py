@@ -138,8 +138,8 @@ def test_C23_quotas_are_narrowed_by_pool_type_spec_and_use(run, fake):
 
 def test_C25_idle_figures_say_for_what_replicas_they_are(run, fake):
     fake.routes = {"GET /v1/pools/a/idle": Reply(200, {"pool": "a", "specs": []})}
-    assert "for replicas of as many units as a whole node has" in run("pool", "idle", "a").out
-    assert "for replicas of 2 unit(s)" in run("pool", "idle", "a", "--units", "2").out
+    assert "for replicas of 1 unit of each spec" in run("pool", "idle", "a").out
+    assert "for replicas of 2 units of each spec" in run("pool", "idle", "a", "--units", "2").out
 
 
 def test_the_start_of_a_server_is_announced_on_stderr_and_not_to_programs(monkeypatch, capsys):
@@ -164,3 +164,11 @@ def test_the_start_of_a_server_is_announced_on_stderr_and_not_to_programs(monkey
     with Session(json=True).client():
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_doctor_gives_no_advice_that_was_taken_already(run, monkeypatch):
+    monkeypatch.setattr("trainshed.engines.local.inventory", tuple)
+    monkeypatch.setenv("TRAINSHED_SIMULATE_GPUS", "H100:8")
+    gpus = next(check for check in run("doctor", "--json").json["checks"] if check["name"] == "gpus")
+    assert "a server of your own will simulate H100:8" in gpus["found"]
+    assert "export" not in gpus["remedy"]

@@ -40,12 +40,14 @@ def program(command: str, timeout_seconds: int = 60) -> dict:
 
 
 def test_the_first_client_starts_a_server_and_later_ones_use_it(home: Home):
-    with Client() as client:
+    told: list[str] = []
+    with Client(on_start=lambda: told.append("starts")) as client:
         assert client.me()["owner"]
         assert client.connection.source == "embedded"
         assert client.system()["simulated"]
     server = embedded.find(home)
-    with Client() as client:
+    with Client(on_start=lambda: told.append("starts")) as client:
+        assert told == ["starts"]
         assert client.connection.url == server.url
     assert os.getsid(server.pid) == server.pid, "it has a session of its own, so Ctrl-C does not reach it"
     for path in (home.server_data / "server.json", home.server_data / "owner.key", home.server_log):

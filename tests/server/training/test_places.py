@@ -71,7 +71,7 @@ def test_C25_idle_figures_follow_the_samples_of_a_day(site: Site, submit: Submit
         return dict(found)
 
     assert idle() == {
-        "spec": "h100x1", "idle_units": 8, "stability": "low", "fragmentation": 0.0, "largest_gang": 1,
+        "spec": "h100x1", "idle_units": 8, "stability": "low", "fragmentation": 0.0, "largest_gang": 8,
     }  # fmt: skip
     now = site.clock()
     for hour in range(24):
@@ -87,6 +87,10 @@ def test_C25_idle_figures_follow_the_samples_of_a_day(site: Site, submit: Submit
         "largest_gang": 1,
         "fragmentation": 0.4286,
     } == idle("spec=h100x1&units=4")
+    # Seven free GPUs are three replicas of h100x2: the seventh is of no use to it.
+    assert [idle("spec=h100x2")[key] for key in ("idle_units", "largest_gang", "fragmentation")] == [
+        3, 3, 0.1429,
+    ]  # fmt: skip
 
 
 def test_C34_nodes_are_closed_and_opened_by_the_owner_key_only(site: Site):
@@ -169,6 +173,9 @@ def test_C1_a_wrong_catalogue_is_refused_with_every_fault_and_changes_nothing(si
     answer = site.request("PUT", "/v1/catalog", {"document": wrong})
     assert answer.status_code == 422
     assert len(answer.json()["errors"]) >= 2
+    hint = site.request("PUT", "/v1/catalog", {"document": {"regionz": []}}).json()["hint"]
+    assert "`trainshed catalog explain`" in hint
+    assert "train explain" not in hint
     assert site.get("/v1/catalog").json()["revision"] == 0
 
 
