@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from trainshed.cli.lazy import Group
-from trainshed.cli.output import Column, Fields, Pick, Sentence, Table
+from trainshed.cli.output import Column, Fields, Pick, Sentence, Table, count
 from trainshed.cli.parameters import POSITIVE, Whole
 from trainshed.cli.session import Session, json_option, quiet_option
 from trainshed.cli.views import ids
@@ -97,19 +97,18 @@ def list_(session: Session) -> None:
 @pool.command()
 @click.argument("name", metavar="POOL")
 @click.option("--spec", metavar="NAME", help="For replicas of this instance spec only.")
-@click.option("--units", type=POSITIVE, help="Units of the spec that one replica needs (default: a node's).")
+@click.option("--units", type=POSITIVE, help="Units of the spec that one replica needs (default: 1).")
 @json_option
 @click.pass_obj
 def idle(session: Session, *, name: str, spec: str | None, units: int | None) -> None:
     """Show what idle tasks could take of POOL now, how long it lasts, and how broken up it is.
 
-    FRAGMENTATION is the share of the idle units that no replica of --units units finds whole on one node;
+    FRAGMENTATION is the share of the free GPUs, or CPU cores, that replicas of --units units cannot use;
     LARGEST GANG is how many such replicas fit now.
     """
     with session.client() as client:
         found = client.pools.idle(name, spec=spec, units=units).raw
-    of = "as many units as a whole node has; `--units 1` judges small ones" if units is None else f"{units}"
-    judged = Sentence(lambda _: f"Judged for replicas of {of}{'' if units is None else ' unit(s)'}.")
+    judged = Sentence(lambda _: f"Judged for replicas of {count(units or 1, 'unit')} of each spec (--units).")
     session.show(found, IDLE, judged)
 
 

@@ -49,7 +49,7 @@ class IdleFigures:
     idle_units: int
     stability: Stability
     fragmentation: float
-    """0: all that is free is of use to replicas of the shape asked for; 1: none of it."""
+    """0: all GPUs (or CPU cores) that are free are of use to replicas of the shape asked for; 1: none."""
     largest_gang: int
     """Replicas of that shape that fit now."""
 
@@ -91,26 +91,25 @@ def idle_figures(
     unit: Amounts,
     gpu_model: str | None,
     *,
-    units: int | None,
+    units: int = 1,
     samples: Sequence[tuple[float, int]],
     now: float,
 ) -> IdleFigures:
-    """What is idle of a spec, for replicas of ``units`` units each; by default of a whole node's.
+    """What is idle of a spec, for replicas of ``units`` units each.
 
     ``samples`` are ``(Unix seconds, units free)`` of the last day, oldest first.
     """
     kinds = cluster.layout.meaning(pool, gpu_model)
     shape = shape_of(unit)
     free = free_units(cluster, pool, shape, gpu_model)
-    if units is None:
-        sizes = (
-            cluster.layout.node_ever(n, kind, shape)
-            for kind in kinds
-            for n in cluster.layout.kind_nodes[kind]
-        )
-        units = max(sizes, default=1) or 1
     fit = free_units(cluster, pool, shape_of(unit * units), gpu_model)
-    lost = 0.0 if not free else 1 - min(1.0, fit * units / free)
+    room = cluster.room
+    if unit.gpus:
+        there, each = sum(room.gpus[kind] for kind in kinds), unit.gpus
+    else:
+        there = sum(max(0, room.cpus[n]) for kind in kinds for n in cluster.open_nodes(kind))
+        each = unit.cpus
+    lost = 0.0 if not there else 1 - min(1.0, fit * units * each / there)
     return IdleFigures(free, stability(samples, free, now), round(lost, 4), fit)
 
 

@@ -34,7 +34,7 @@ SPEC = Param("spec", {"type": "string"}, "Only this instance spec.", refuses=("N
 UNITS = Param(
     "units",
     {"type": "integer", "minimum": 1, "maximum": _MOST_UNITS},
-    "Units of one replica; left out, as many as the largest node holds.",
+    "Units of one replica; left out, 1.",
     refuses=("INVALID_LIMIT",),
 )
 PROJECT = Param(
@@ -86,7 +86,7 @@ def read_pool(call: Call, pool: str) -> shapes.Pool:
 def read_idle(call: Call, pool: str) -> shapes.Idle:
     """Idle units, how steady they are and how scattered (C25): for reference only."""
     wanted = call.query.get("spec")
-    units = bounded_number(call.query, "units", 1, _MOST_UNITS, "INVALID_LIMIT")
+    units = bounded_number(call.query, "units", 1, _MOST_UNITS, "INVALID_LIMIT") or 1
     with call.services.database.read() as connection:
         outlook = call.services.outlook.read(connection, call.now)
         found = outlook.catalog.pool(pool)
@@ -105,7 +105,7 @@ def read_idle(call: Call, pool: str) -> shapes.Idle:
 
 
 def _idle(
-    outlook: Outlook, yard: Yard, pool: str, name: str, units: int | None, samples: list[tuple[float, int]]
+    outlook: Outlook, yard: Yard, pool: str, name: str, units: int, samples: list[tuple[float, int]]
 ) -> shapes.IdleSpec:
     spec = _spec(outlook, name)
     found = idle_figures(

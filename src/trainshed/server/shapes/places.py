@@ -41,12 +41,12 @@ class IdleSpec(Shape):
     """What an idle task could get now (C25)."""
 
     spec: str
-    idle_units: int
+    idle_units: int = Field(description="Units that fit now, each alone.")
     stability: Literal["high", "medium", "low"] = Field(
         description="How much of the last 24 h as many units stayed free for an hour: 90 %, 50 %, less."
     )
     fragmentation: float = Field(
-        description="0: all that is free is of use to replicas of the size asked for; 1: none of it."
+        description="Share of the free GPUs (CPU cores) that replicas of that size have no use for, from 0 to 1."
     )
     largest_gang: int = Field(description="Replicas of that size that fit now.")
 
