@@ -240,6 +240,21 @@ def test_C20_nodes_of_other_pools_do_not_count():
     assert refused(document, fleet, pools=pools) == [("spec.instance.count_per_node", "NEVER_FITS")]
 
 
+def test_C24_a_pool_whose_nodes_all_belong_to_an_earlier_pool_is_refused_rather_than_waited_for():
+    pools = catalog_document()["pools"]
+    first = {**pools[0], "id": "first", "nodes": {"names": ["n1"]}}
+    fleet = {"k8s-h200": [node("n1", 8, 128, 2048)]}
+    found = refusal(pytorch_document(workers=0), fleet, pools=[first, *pools]).faults
+    assert [(fault.path, fault.code) for fault in found] == [("spec.pool", "NEVER_FITS")]
+    assert found[0].message == "pool h200-pool has no nodes: all belong to earlier pools (first)"
+    judged(pytorch_document(workers=0), fleet, pools=[*pools, first])
+    more = {"k8s-h200": [*fleet["k8s-h200"], node("n2", 8, 128, 2048)]}
+    judged(pytorch_document(workers=0), more, pools=[first, *pools])
+    assert refused(pytorch_document(workers=1), more, pools=[first, *pools]) == [
+        ("spec.workers", "NEVER_FITS")
+    ]
+
+
 def test_C20_a_pool_whose_nodes_are_not_known_is_not_judged():
     judged(pytorch_document(), {"k8s-h200": []})
     judged(pytorch_document(), {})

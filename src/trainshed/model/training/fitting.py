@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from types import MappingProxyType
 
 from trainshed.model.gpus import matching_models
 from trainshed.model.resources import Node
-from trainshed.model.training.catalog import Catalog, InstanceSpec, Pool
+from trainshed.model.training.catalog import Catalog, Engine, InstanceSpec, Pool
 from trainshed.model.training.spec import Role, RoleGroup, SpecChoice, TaskSpec
 
 
@@ -24,18 +25,46 @@ Fleet = Mapping[str, Sequence[FleetNode]]
 """The nodes of each cluster that is known; one that is missing is not judged."""
 Finding = tuple[str, str, str]
 """Path below `spec`, code and message."""
+_SHOWN = 10
 
 
 def pool_nodes(catalog: Catalog, pool: Pool, fleet: Fleet) -> list[Node]:
-    """The nodes that a pool has."""
+    """The nodes that a pool has: those that it covers and no earlier pool does."""
+    earlier = _earlier_pools(catalog, pool)
+    return [
+        each.node
+        for each in _covered(catalog, pool, fleet)
+        if not any(first.nodes.covers(each.node.name, each.labels) for first in earlier)
+    ]
+
+
+def _covered(catalog: Catalog, pool: Pool, fleet: Fleet) -> list[FleetNode]:
     cluster = catalog.cluster(pool.cluster)
     selector = cluster.node_selector if cluster else {}
     return [
-        each.node
+        each
         for each in fleet.get(pool.cluster, ())
         if pool.nodes.covers(each.node.name, each.labels)
         and all(each.labels.get(key) == value for key, value in selector.items())
     ]
+
+
+def _earlier_pools(catalog: Catalog, pool: Pool) -> list[Pool]:
+    """Pools that come first where both cover a node: clusters may share an engine, and so its nodes."""
+    clusters = {
+        each.id
+        for each in catalog.clusters
+        if _engine_of(catalog, each.id) == _engine_of(catalog, pool.cluster)
+    }
+    before = takewhile(lambda each: each.id != pool.id, catalog.pools)
+    return [each for each in before if each.cluster in clusters]
+
+
+def _engine_of(catalog: Catalog, name: str) -> tuple[str, str]:
+    cluster = catalog.cluster(name)
+    if cluster is None or cluster.engine is Engine.LOCAL:
+        return Engine.LOCAL, ""
+    return cluster.engine, cluster.address or cluster.id
 
 
 def replicas_on(node: Node, spec: InstanceSpec, units: int) -> int:
@@ -60,6 +89,9 @@ def fit_faults(
     """Why a task can never be placed under one choice: a replica, or all of a role together."""
     nodes = pool_nodes(catalog, pool, fleet) if fleet is not None else []
     if not nodes:
+        if fleet is not None and _covered(catalog, pool, fleet):
+            first = ", ".join(each.id for each in _earlier_pools(catalog, pool)[:_SHOWN])
+            yield "pool", "NEVER_FITS", f"pool {pool.id} has no nodes: all belong to earlier pools ({first})"
         return
     charged = [group for group in task.roles(choice) if group.charged]
     counts: dict[tuple[str, int], int] = {}
