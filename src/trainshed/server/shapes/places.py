@@ -46,7 +46,7 @@ class IdleSpec(Shape):
         description="How much of the last 24 h as many units stayed free for an hour: 90 %, 50 %, less."
     )
     fragmentation: float = Field(
-        description="Share of the free GPUs (CPU cores) that replicas of that size have no use for, from 0 to 1."
+        description="Share of the free GPUs (CPU cores) that replicas of that size cannot use, from 0 to 1."
     )
     largest_gang: int = Field(description="Replicas of that size that fit now.")
 
