@@ -202,6 +202,22 @@ def test_c8_a_gang_is_found_again_after_a_restart_and_still_ends_together(
     assert [local.starts(each.attempt_id) for each in launches] == [1, 1]
 
 
+@pytest.mark.parametrize("ending", ["exit 0", "exec sleep 1000"])
+def test_c8_a_member_that_removed_its_own_folder_is_lost_and_ends_the_others(
+    local: LocalHarness, ending: str
+) -> None:
+    launches = gang(local, ["exec sleep 1000", f'rm -rf "$(dirname "$PWD")"; {ending}'])
+    local.engine.launch_many(launches)
+    first, second = settled(local, launches)
+    assert (first.phase, second.phase) == (Phase.EXITED, Phase.LOST)
+    assert first.exit.ended_by is EndedBy.GANG
+    assert "rank 1 is lost" in first.exit.detail
+    for each in launches:
+        assert local.engine.release(each.attempt_id).confirmed
+        local.engine.forget(each.attempt_id)
+    assert not (local.root / "gangs" / "gang-1").exists()
+
+
 SERVER = textwrap.dedent("""
     import sys
     from dataclasses import replace

@@ -181,3 +181,38 @@ def test_P6_a_program_in_the_work_directory_without_mark_or_group_is_found(bare:
     bare.lose("attempt-1")
     assert bare.engine.release("attempt-1").confirmed
     assert procs.standing_in(work.parent) == set()
+
+
+# A program of the server's own user can remove what tells of it
+
+REMOVALS = {
+    "the folder": 'rm -rf "$(dirname "$PWD")"',
+    "all in it": 'rm -rf "$(dirname "$PWD")"/*',
+    "the marker and the lock": 'rm "$(dirname "$PWD")"/started.json "$(dirname "$PWD")"/lock',
+}
+
+
+@pytest.mark.parametrize("ending", ["exit 0", "exec sleep 1000"])
+@pytest.mark.parametrize("removal", REMOVALS.values(), ids=REMOVALS)
+def test_P3_P6_what_removed_its_own_folder_is_lost_and_never_starts_again(
+    local: LocalHarness, removal: str, ending: str
+) -> None:
+    launch = local.shell("attempt-1", f"{removal}; {ending}")
+    local.engine.launch(launch)
+    ended = local.until("attempt-1", SETTLED)
+    if ended.phase is Phase.EXITED:  # there still was a place for the record
+        assert removal != REMOVALS["the folder"]
+        assert ended.exit.code == 0
+    else:
+        assert ended.phase is Phase.LOST
+    local.engine.launch(launch)
+    local.reopen()
+    local.engine.launch(launch)
+    assert local.observe("attempt-1").phase in SETTLED
+    assert local.engine.release("attempt-1").confirmed
+    assert local.processes("attempt-1") == set()
+    assert local.observe("attempt-1").phase in SETTLED
+    assert local.starts("attempt-1") == 1
+    local.engine.forget("attempt-1")
+    assert local.observe("attempt-1").phase is Phase.ABSENT
+    assert list((local.root / "begun").iterdir()) == []

@@ -23,6 +23,9 @@ an attempt got; no process id is ever trusted across a restart.
 ``reports.jsonl``   what the shim has to say, numbered; ``samples.jsonl`` what it measured
 ``.exit.json``      the exit record to be: disk space held for it and for the end of the log
 ==================  =====================================================================
+
+A program of our own user can remove all this. So ``begun/ATTEMPT`` stands beside the folders of all attempts
+from before user code is executed until the attempt is forgotten: what it names never starts again.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ VOLUMES = "volumes"
 FRAMES, INDEX = "log.frames", "log.index"
 REPORTS, SAMPLES, OLDER_SAMPLES = "reports.jsonl", "samples.jsonl", "samples.1.jsonl"
 TRAINING, SECRETS, NOTICE, STAGE = "training.json", "secrets.json", "notice.json", "stage"
-GANGS = "gangs"
+GANGS, BEGUN = "gangs", "begun"
 
 _FLOCK = struct.Struct("@hhqqi4x")
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
@@ -138,6 +141,40 @@ def read(folder: StrPath, name: str) -> Json | None:
 def exists(folder: StrPath, name: str) -> bool:
     """Whether the fact called ``name`` is recorded."""
     return os.path.exists(os.path.join(folder, name))
+
+
+def _begun(folder: StrPath) -> str:
+    attempts, name = os.path.split(os.fspath(folder))
+    return os.path.join(os.path.dirname(attempts), BEGUN, name)
+
+
+def note_begun(folder: StrPath) -> None:
+    """Note outside the attempt folder that user code may have begun. Raises `OSError`."""
+    note = _begun(folder)
+    os.makedirs(os.path.dirname(note), mode=0o700, exist_ok=True)
+    os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def has_begun(folder: StrPath) -> bool:
+    """Whether user code may have begun, also where the program removed what says so."""
+    return exists(folder, STARTED) or os.path.lexists(_begun(folder))
+
+
+def forget_begun(folder: StrPath) -> None:
+    """Remove the note: the attempt is released, and its folder is about to go."""
+    try:
+        os.unlink(_begun(folder))
+    except FileNotFoundError:
+        pass
+
+
+def identity(folder: StrPath) -> tuple[int, int] | None:
+    """What tells this folder from another that took its name; ``None`` if there is none."""
+    try:
+        facts = os.stat(folder, follow_symlinks=False)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def is_stopped(folder: StrPath) -> bool:

@@ -183,7 +183,7 @@ class Gang:
                 self._over.add(rank)
             else:
                 self.end(rank, f"rank {rank} {describe(ended)}")
-        elif folder.exists(member, folder.STARTED):
+        elif folder.has_begun(member):
             self.end(rank, f"rank {rank} is lost")
         elif decided:
             since = self._vanished.setdefault(rank, now)
@@ -237,6 +237,8 @@ class Gang:
 
 def describe(ended: Json) -> str:
     """An exit record as the end of a sentence about a rank."""
+    if ended.get("ended_by") == "lost":
+        return "is lost"
     if ended.get("code") is None:
         return f"did not start ({ended.get('ended_by')})"
     if ended.get("signal"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainshed.jobkit.training import Training
 
 STOP, TIMEOUT, DISK, MEMORY, EXIT, NOT_STARTED = "stop", "timeout", "disk", "memory", "exit", "not_started"
-GANG = "gang"
+GANG, LOST = "gang", "lost"
 STOPPED_BEFORE = "It was stopped before it started."
 GONE, STILL_THERE = "gone", "still there"
 """What an exit record says of the process tree."""
@@ -49,7 +49,7 @@ def main(path: str, group: str, notify: str) -> None:
     lock = folder.acquire(path)
     if lock is None:
         return
-    if folder.exists(path, folder.EXIT) or folder.exists(path, folder.STARTED):
+    if folder.exists(path, folder.EXIT) or folder.has_begun(path):
         return
     if not folder.exists(path, folder.LAUNCH):
         return
@@ -89,6 +89,7 @@ class _Attempt:
 
     def __init__(self, path: str, hint: Callable[[], object]) -> None:
         self._path = path
+        self._identity = folder.identity(path)
         self._hint = hint
         self._control = folder.open_control(path)
         self._wake, wake_write = os.pipe()
@@ -142,6 +143,7 @@ class _Attempt:
         marker = b'{"at": %.6f, "enforcement": %s}' % (time.time(), self._ready.enforcement)
         try:
             folder.create_durably(path, folder.STARTED, marker)
+            folder.note_begun(path)
         except OSError as error:
             waiting.abandon()
             self._finish(_unstarted(NOT_STARTED, f"Its start cannot be recorded: {error}"), self._end_tree())
@@ -277,6 +279,8 @@ class _Attempt:
             # A program can take the FIFO away that tells of a stop; the request itself still stands.
             self._obey(ready)
             self._look_at_disk(ready)
+            if self._is_removed():
+                self._begin_end(LOST, 0)  # nobody can ask anything of it any more
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_tree(self._group())
             self._kill_at = now + _KILL_AGAIN_SECONDS
@@ -408,7 +412,10 @@ class _Attempt:
 
     def _finish(self, ending: folder.Json, tree_is: str) -> None:
         self._drain()
-        folder.use_reserve(self._path)
+        if self._is_removed():
+            ending = _unstarted(LOST, "")  # no record is left, or could be: the engine finds it lost
+        else:
+            folder.use_reserve(self._path)
         if self._training is not None:
             self._training.ended(ending)
         if not self._log.close():
@@ -427,7 +434,12 @@ class _Attempt:
             "dropped_log_bytes": self._log.dropped_bytes,
         }
         group.remove(1.0)
-        _record(self._path, ending | {"tree": tree_is, "usage": usage})
+        if not self._is_removed():
+            _record(self._path, ending | {"tree": tree_is, "usage": usage})
+
+    def _is_removed(self) -> bool:
+        """Whether the attempt folder is gone, or another one has its name: nothing in that is ours."""
+        return self._identity is None or folder.identity(self._path) != self._identity
 
 
 def _children_cpu_seconds() -> float:

@@ -78,7 +78,7 @@ class LocalEngine:
         self._isolation = _possible(isolation, self._root) if isolation else None
         self._attempts = self._root / "attempts"
         self._trash = self._root / "trash"
-        for path in (self._root, self._attempts, self._trash):
+        for path in (self._root, self._attempts, self._trash, self._root / folder.BEGUN):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.instance = _instance_id(self._root)
         """What marks this folder's processes (``TRAINSHED_INSTANCE``) and control groups."""
@@ -179,7 +179,7 @@ class LocalEngine:
         for launch in launches:
             try:
                 path = self._path(launch.attempt_id)
-                if folder.exists(path, folder.EXIT) or folder.exists(path, folder.STARTED):
+                if folder.exists(path, folder.EXIT) or folder.has_begun(path):
                     continue
                 if not folder.exists(path, folder.LAUNCH):
                     self._record_intent(path, launch)
@@ -303,7 +303,7 @@ class LocalEngine:
         if lock is None:
             return  # the shim reads the request before it starts anything, and at each poke
         try:
-            if not folder.exists(path, folder.EXIT) and not folder.exists(path, folder.STARTED):
+            if not folder.exists(path, folder.EXIT) and not folder.has_begun(path):
                 shim.record_unstarted(path, shim.STOP, shim.STOPPED_BEFORE)
         finally:
             os.close(lock)
@@ -347,11 +347,10 @@ class LocalEngine:
         if self._containers.uses(attempt_id) and (reason := self._containers.release(attempt_id)):
             raise EngineError("ATTEMPT_HELD", f"{attempt_id} has a container: {reason}", retryable=True)
         grave = self._trash / f"{attempt_id}.{os.urandom(4).hex()}"
-        try:
+        folder.forget_begun(path)
+        with contextlib.suppress(FileNotFoundError):
             path.rename(grave)
-        except FileNotFoundError:
-            return
-        folder.sync_directory(self._attempts)
+            folder.sync_directory(self._attempts)
         tree.remove(grave)
         self._meetings.forgotten(attempt_id, self._attempts)
 
@@ -379,7 +378,7 @@ class LocalEngine:
     def _is_live(path: Path) -> bool:
         if folder.is_held(path):
             return True
-        settled = folder.exists(path, folder.EXIT) or folder.exists(path, folder.STARTED)
+        settled = folder.exists(path, folder.EXIT) or folder.has_begun(path)
         return folder.exists(path, folder.LAUNCH) and not settled
 
     def work_directory(self, attempt_id: str) -> Path:

@@ -22,12 +22,14 @@ def observe(path: Path) -> Observation:
     The start marker is read before the lock is tried and the exit record after it: only in that
     order can a shim that starts or ends meanwhile not be taken for one that died. An exit record counts
     only once its shim has let go of the lock: until then it is none, or one that the program forged.
+    Where the program removed what says that it started, the note outside its folder still does.
     """
     started = folder.read(path, folder.STARTED)
     held = folder.is_held(path)
     ended = folder.read(path, folder.EXIT)
     if started is None and (held or ended is not None):
         started = folder.read(path, folder.STARTED)
+    begun = started is not None or folder.has_begun(path)
     started_at = _time_or_none(started.get("at")) if started is not None else None
     if started is not None and started_at is None:
         started_at = _modified(path / folder.STARTED)  # its content did not survive a power loss
@@ -39,7 +41,7 @@ def observe(path: Path) -> Observation:
             Phase.EXITED, began, exit_, exit_.detail, reports=feedback.newest(path), enforcement=enforcement
         )
     if held:
-        phase = Phase.PREPARING if started is None else Phase.RUNNING
+        phase = Phase.RUNNING if begun else Phase.PREPARING
         running = phase is Phase.RUNNING
         return Observation(
             phase,
@@ -49,9 +51,11 @@ def observe(path: Path) -> Observation:
             reports=feedback.newest(path),
             enforcement=enforcement,
         )
-    if started is not None:
+    if begun:
         left = "no exit record" if ended is None else "a damaged exit record"
         detail = f"Whoever watched the program is gone and left {left}."
+        if started is None:
+            detail = "The program's own folder, with all that tells of it, was removed while it ran."
         count = feedback.newest(path)
         return Observation(Phase.LOST, started_at, detail=detail, reports=count, enforcement=enforcement)
     if folder.is_stopped(path):

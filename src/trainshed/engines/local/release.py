@@ -138,7 +138,7 @@ def _tree_is_proved_gone(path: Path) -> bool:
         return False  # the folder may be younger than the processes
     ended = folder.read(path, folder.EXIT)
     if ended is None:
-        return not folder.exists(path, folder.STARTED)
+        return not folder.has_begun(path)
     return ended.get("tree") == GONE
 
 
