@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -216,3 +218,50 @@ def test_P3_P6_what_removed_its_own_folder_is_lost_and_never_starts_again(
     local.engine.forget("attempt-1")
     assert local.observe("attempt-1").phase is Phase.ABSENT
     assert list((local.root / "begun").iterdir()) == []
+
+
+FIXED = """
+mkdir -p kept/deep; touch file kept/deep/file; ln -s {outside} link; mkfifo kept/fifo
+chattr +i file kept/deep/file; chattr +a kept; chattr +i kept/deep
+"""
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> None:
+    """Skips where nobody may fix files."""
+    probe = tmp_path / "probe"
+    probe.touch()
+    if shutil.which("chattr") is None or subprocess.run(["chattr", "+i", probe], check=False).returncode:
+        pytest.skip("needs chattr, a file system with flags and the right to set them")
+    tree.unfix(probe)
+
+
+@pytest.mark.usefixtures("flags")
+@pytest.mark.parametrize("last", ["", 'chattr +i "$PWD"', 'chattr +i "$(dirname "$PWD")"'])
+def test_P6_files_that_a_program_forbids_to_change_are_removed(
+    local: LocalHarness, tmp_path: Path, last: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.touch()
+    subprocess.run(["chattr", "+i", outside], check=True)
+    local.engine.launch(local.shell("attempt-1", f"{FIXED.format(outside=outside)}{last}; exec sleep 1000"))
+    local.running("attempt-1")
+    wait_until(lambda: _fixed(local.engine.work_directory("attempt-1") / "kept" / "deep"))
+    wait_until(lambda: not last or "sleep" in _command(local, "attempt-1"))
+    try:
+        assert local.engine.release("attempt-1").confirmed
+        local.engine.forget("attempt-1")
+        assert not local.folder("attempt-1").exists()
+        assert _fixed(outside)
+    finally:
+        tree.unfix(outside)
+
+
+def _fixed(path: Path) -> bool:
+    done = subprocess.run(["lsattr", "-d", path], check=False, capture_output=True, text=True)
+    return "i" in done.stdout.partition(" ")[0]
+
+
+def _command(local: LocalHarness, attempt_id: str) -> str:
+    names = [Path(f"/proc/{pid}/comm") for pid in local.processes(attempt_id)]
+    return " ".join(each.read_text() for each in names if each.exists())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
 
 _COPY_CHUNK = 1 << 30
 _DIRECTORY_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FLAGS = struct.Struct("i")
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
+_FIXED = 0x10 | 0x20
+"""What ``chattr +i`` and ``+a`` set: nobody may change it, or only by appending."""
 _UNSUPPORTED = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 
 
@@ -111,6 +117,46 @@ def mount_id(fd: int) -> int:
     raise OSError(errno.ENOSYS, "the kernel does not say what is mounted where")
 
 
+def unfix(path: StrPath, parent: int | None = None) -> bool:
+    """Let a file or folder be changed that ``chattr`` forbids to change; whether that was forbidden.
+
+    No link is followed, and nothing is done to what is mounted there. Raises `OSError` without the right.
+    """
+    above = _mount_above(path) if parent is None else mount_id(parent)
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        kind = os.fstat(fd).st_mode
+        # Only these have such flags; opening a device may do something.
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or mount_id(fd) != above:
+            return False
+        inner = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(fd)
+    try:
+        return _unfix_open(inner)
+    finally:
+        os.close(inner)
+
+
+def _unfix_open(fd: int) -> bool:
+    try:
+        flags = _FLAGS.unpack(fcntl.ioctl(fd, _GET_FLAGS, bytes(_FLAGS.size)))[0]
+    except OSError:
+        return False  # a file system without such flags
+    if flags & _FIXED:
+        fcntl.ioctl(fd, _SET_FLAGS, _FLAGS.pack(flags & ~_FIXED))
+    return bool(flags & _FIXED)
+
+
+def _unlink(name: StrPath, parent: int | None = None) -> None:
+    try:
+        os.unlink(name, dir_fd=parent)
+    except PermissionError:
+        if not unfix(name, parent):
+            raise
+        os.unlink(name, dir_fd=parent)
+
+
 def crossed(path: StrPath) -> OSError:
     """Says that ``path`` shows what is mounted there."""
     return OSError(errno.EBUSY, "something is mounted there", os.fspath(path))
@@ -119,7 +165,8 @@ def crossed(path: StrPath) -> OSError:
 def remove(path: StrPath) -> None:
     """Remove a tree however it is nested and whatever its permissions are. No error if it is gone.
 
-    Where something is mounted it stops with `OSError`, before it touches what the mount shows.
+    Where something is mounted it stops with `OSError`, before it touches what the mount shows. What cannot be
+    changed because of its flags (``chattr +i``) is made so that it can.
 
     A directory is emptied by moving its subdirectories up beside it. So no path grows long, no
     recursion goes deep, and two descriptors are enough for a tree a hundred thousand levels deep.
@@ -130,7 +177,7 @@ def remove(path: StrPath) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        os.unlink(path)
+        _unlink(path)
         return
     try:
         os.fchmod(top, 0o700)
@@ -161,6 +208,7 @@ def _open_directory(name: StrPath, parent: int | None, mount: int) -> int:
     if mount_id(fd) != mount:
         os.close(fd)
         raise crossed(name)
+    _unfix_open(fd)
     return fd
 
 
@@ -169,7 +217,12 @@ def _allow(name: StrPath, parent: int | None, mount: int) -> None:
     try:
         if mount_id(fd) != mount:
             raise crossed(name)
-        os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        except PermissionError:
+            if not unfix(name, parent):
+                raise
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)
     finally:
         os.close(fd)
 
@@ -181,7 +234,7 @@ def _is_directory(name: str, parent: int) -> bool:
 def _empty(top: int, name: str, serial: int, mount: int) -> int:
     """Remove the entry ``name`` of ``top``, moving its subdirectories up into ``top``."""
     if not _is_directory(name, top):
-        os.unlink(name, dir_fd=top)
+        _unlink(name, top)
         return serial
     inner = _open_directory(name, top, mount)
     try:
@@ -190,7 +243,7 @@ def _empty(top: int, name: str, serial: int, mount: int) -> int:
             if _is_directory(child, inner):
                 serial = _move_up(inner, child, top, serial, mount)
             else:
-                os.unlink(child, dir_fd=inner)
+                _unlink(child, inner)
     finally:
         os.close(inner)
     os.rmdir(name, dir_fd=top)

@@ -328,6 +328,8 @@ class LocalEngine:
 
     def release(self, attempt_id: str) -> Release:
         """See `Engine.release`. What is released can never start again."""
+        with contextlib.suppress(OSError):  # the program may have forbidden to write there (chattr)
+            tree.unfix(self._path(attempt_id))
         self.stop(attempt_id, grace_seconds=0)
         with self._guard:
             self._watched.discard(attempt_id)
