@@ -76,6 +76,13 @@ def newest_of_job(
     return [Event(*row) for row in connection.execute(query.order_by(events.c.id.desc()).limit(limit))]
 
 
+def was_told(connection: Connection, trial_id: str, code: str, message: str, *, since: float) -> bool:
+    """Whether an event of a Trial says just this already, at ``since`` (Unix seconds) or later."""
+    c = events.c
+    query = select(c.id).where(c.trial_id == trial_id, c.code == code, c.message == message, c.at >= since)
+    return connection.execute(query.limit(1)).first() is not None
+
+
 def count_of_job(connection: Connection, job_id: str) -> int:
     return int(connection.execute(select(func.count()).where(events.c.job_id == job_id)).scalar_one())
 

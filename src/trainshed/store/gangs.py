@@ -403,6 +403,16 @@ def cordon(
     return True
 
 
+def was_cleared(connection: Connection, *, cluster: str, node: str, gpu: int | None, since: float) -> bool:
+    """Whether a person opened just this at ``since`` (Unix seconds) or later, and nobody closed it again."""
+    c = cordons.c
+    here = (c.cluster == cluster, c.node == node, c.gpu.is_(None) if gpu is None else c.gpu == gpu)
+    standing = select(c.id).where(*here, c.cleared_at.is_(None)).limit(1)
+    if connection.execute(standing).first() is not None:
+        return False
+    return connection.execute(select(c.id).where(*here, c.cleared_at >= since).limit(1)).first() is not None
+
+
 def clear_cordon(connection: Connection, cordon_id: int, *, at: float, by: str) -> bool:
     """Open what a cordon closed; ``False`` if there is no such cordon, or it is cleared."""
     changed = connection.execute(

@@ -11,6 +11,7 @@ from support.gangs import task
 from trainshed.engines.fake import Script
 from trainshed.model.states import AllocationState, State
 from trainshed.model.training.spec import ResourceType
+from trainshed.store import gangs
 
 FOREVER = Script(run_seconds=None)
 
@@ -152,6 +153,74 @@ def test_C34_a_program_that_kills_its_watcher_is_not_run_for_ever_and_closes_not
     assert not {"CORDONED", "NODE_SUSPECTED"} & set(codes)
     replaced = [event.message for event in facts.events if event.code == "NODE_REPLACED"]
     assert all(m.startswith("Again on n1, of which nothing is known to be broken") for m in replaced)
+
+
+BROKE = "XID 79: the GPU has fallen off the bus"
+
+
+def test_C34_what_breaks_under_a_running_gang_is_said_at_once_and_the_gang_goes_on_elsewhere(site):
+    nodes = [fleet(4, name=f"n{number}") for number in (1, 2)]
+    d = site(nodes=nodes, default=FOREVER)
+    job = d.create(task(specs=["h100x2"], tries=0, replace_node=True))
+    d.until(job, State.RUNNING)
+    [part] = d.parts(job)
+    d.engine.break_down(f"{part['node']}/gpu:{part['gpus'][0]}", BROKE)
+    d.run_until(lambda: "NODE_SUSPECTED" in d.facts(job).codes(), pause=2.0)
+    assert d.trial(job).state is State.RUNNING
+    d.run_until(lambda: len(d.attempts(job)) == 2 and d.trial(job).state is State.RUNNING, pause=5.0)
+    assert d.nodes_of(job) != [part["node"]]
+    assert [(a.cause, a.exit_class) for a in d.attempts(job)] == [
+        ("initial", "machine"),
+        ("node_replaced", None),
+    ]
+    assert d.facts(job).codes().count("NODE_SUSPECTED") == 1
+
+
+def test_C34_a_program_that_ends_well_when_its_node_broke_is_not_done(site):
+    nodes = [fleet(4, name=f"n{number}") for number in (1, 2)]
+    d = site(nodes=nodes, default=Script(run_seconds=None, stop_code=0))
+    job = d.create(task(specs=["h100x2"], tries=0, replace_node=True))
+    d.until(job, State.RUNNING)
+    d.engine.break_down(d.nodes_of(job)[0], "The link of ib0 is down.")
+    d.run_until(lambda: len(d.attempts(job)) == 2 and d.trial(job).state is State.RUNNING, pause=5.0)
+    assert d.attempts(job)[0].exit_class == "machine"
+
+
+def test_C34_without_replacement_what_broke_is_closed_for_all_and_the_gang_runs_on(site):
+    d = site(nodes=[fleet(4, name="n1")], default=FOREVER)
+    job = d.create(task(specs=["h100x2"], tries=1))
+    d.until(job, State.RUNNING)
+    [part] = d.parts(job)
+    broken = part["gpus"][0]
+    d.engine.break_down(f"n1/gpu:{broken}", BROKE)
+    d.run_until(lambda: "CORDONED" in d.facts(job).codes(), pause=2.0)
+    d.pass_time(100.0)
+    d.step()
+    assert d.trial(job).state is State.RUNNING
+    d.members(job, run_seconds=0.0, code=1)
+    d.run_until(lambda: len(d.attempts(job)) == 2 and d.trial(job).state is State.RUNNING, pause=5.0)
+    assert broken not in d.parts(job)[0]["gpus"]
+    other = d.create(task(specs=["h100x2"]))
+    d.step()
+    assert d.trial(other).state is State.QUEUED, "of the four GPUs one is closed"
+
+
+def test_C34_what_a_person_opened_is_not_closed_again_for_what_was_known_then(site):
+    d = site(nodes=[fleet(4, name="n1")], default=FOREVER)
+    job = d.create(task(specs=["h100x4"]))
+    d.until(job, State.RUNNING)
+    d.engine.break_down("n1/gpu:0", BROKE)
+    d.run_until(lambda: "CORDONED" in d.facts(job).codes(), pause=2.0)
+    d.stop(job)
+    d.settle(job, pause=10.0)
+    with d.database.read() as connection:
+        [standing] = gangs.standing_cordons(connection)
+    d.database.write(lambda c: gangs.clear_cordon(c, standing.id, at=d.now(), by="human:ann"))
+    other = d.create(task(specs=["h100x4"]))
+    d.until(other, State.RUNNING)
+    d.pass_time(60.0)
+    d.step()
+    assert "NODE_SUSPECTED" not in d.facts(other).codes()
 
 
 def test_C34_healthy_nodes_are_not_closed_one_after_another(site):

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainshed.control.training.holding import parts_of
 from trainshed.control.training.judging import Judgement
 from trainshed.control.training.observing import View
+from trainshed.control.training.suspecting import ACTOR, Fault, close, note_faults
 from trainshed.engines.contract import Phase
 from trainshed.model.states import OutputStatus, State
-from trainshed.policy.gangs.retry import Evidence
 from trainshed.store import attempts, events, gangs, moves, queue
 from trainshed.store.database import Connection
 from trainshed.store.events import NewEvent
 from trainshed.store.gangs import Gang, GangEnd
 from trainshed.store.moves import Move
 
-ACTOR = "controller"
 _LEVELS = {State.FAILED: "error", State.QUEUED: "warning"}
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A node, or one GPU of it, that the engine calls broken (C34)."""
-
-    node: str
-    gpu: int | None
-    sentence: str
-
-    @property
-    def evidence(self) -> Evidence:
-        return Evidence(self.node, "node_lost" if self.gpu is None else "device_lost", None, self.sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +33,6 @@ class GangEnded:
     faults: Sequence[Fault] = ()
     log_tail: str = ""
     single_machine: bool = False
-
-
-def faults_of(said: Mapping[str, str]) -> list[Fault]:
-    """What `Engine.faults` says, in types."""
-    found = []
-    for place, sentence in said.items():
-        node, _, index = place.partition("/gpu:")
-        found.append(Fault(node, int(index) if index.isdigit() else None, sentence))
-    return found
-
-
-def faults_under(gang: Gang, faults: Sequence[Fault]) -> list[Fault]:
-    """Those that hit what the gang holds."""
-    held: dict[str, set[int]] = {}
-    for part in parts_of(gang.allocation):
-        held.setdefault(part.node, set()).update(part.gpus)
-    return [
-        each for each in faults if each.node in held and (each.gpu is None or each.gpu in held[each.node])
-    ]
 
 
 def store_ends(connection: Connection, ended: Sequence[GangEnded], now: float) -> list[Move]:
@@ -224,33 +190,9 @@ def _charged(ended: GangEnded, now: float) -> float:
 
 
 def _faulty(connection: Connection, ended: GangEnded, now: float) -> list[NewEvent]:
-    """Say what was found broken, and close it where the task is to go on elsewhere (C34, c9)."""
-    gang, judged, told = ended.gang, ended.judgement, []
-    for fault in ended.faults:
-        what = fault.node if fault.gpu is None else f"GPU {fault.gpu} of {fault.node}"
-        told.append(_event(gang, now, "NODE_SUSPECTED", f"{what} is broken: {fault.sentence}", "warning"))
-    if judged.cordon_node is None:
-        return told
-    places: set[tuple[str, int | None]] = {(judged.cordon_node, None)}
-    if ended.single_machine:
-        places = {(f.node, f.gpu) for f in ended.faults if f.gpu is not None and f.node == judged.cordon_node}
-    for node, gpu in sorted(places, key=lambda place: (place[0], place[1] or 0)):
-        closed = gangs.cordon(
-            connection,
-            cluster=gang.task.cluster,
-            node=node,
-            gpu=gpu,
-            reason=judged.message,
-            trial_id=gang.trial.id,
-            at=now,
-            by=ACTOR,
-        )
-        if closed:
-            what = node if gpu is None else f"GPU {gpu} of {node}"
-            said = f"{what} takes nothing new until a person clears it."
-            told.append(_event(gang, now, "CORDONED", said, "warning"))
+    """Say what was found broken, and close it (C34); the whole node where the task goes on elsewhere (c9)."""
+    gang, node, single = ended.gang, ended.judgement.cordon_node, ended.single_machine
+    told = note_faults(connection, gang, ended.faults, now, single_machine=single)
+    if node is not None and not single:
+        told += close(connection, gang, node, None, ended.judgement.message, now)
     return told
-
-
-def _event(gang: Gang, at: float, code: str, message: str, level: str = "info") -> NewEvent:
-    return NewEvent(gang.trial.job_id, gang.trial.id, at, ACTOR, code, message, level=level)

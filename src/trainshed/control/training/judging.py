@@ -123,7 +123,7 @@ def judge(
         return _stopped(view)
     if gang.allocation.evicted_at is not None and _had_to_go(gang, view):
         return _preempted(gang, ledger)
-    if failure is None and view is not None and view.succeeded:
+    if failure is None and view is not None and view.succeeded and not _was_ended(view, evidence):
         return Judgement(State.SUCCEEDED, "FINISHED", _success(gang, view), "exit", exit_code=0)
     return _failed(gang, view, ledger, evidence, failure, last_line, single_machine, now)
 
@@ -142,6 +142,11 @@ def _had_to_go(gang: Gang, view: View | None) -> bool:
 
 def _asked(seen: Observation) -> bool:
     return seen.exit is not None and seen.exit.ended_by is EndedBy.STOP
+
+
+def _was_ended(view: View, evidence: Sequence[Evidence]) -> bool:
+    """Whether it was told to end because of what broke under it: then it is not done, whatever its code."""
+    return bool(evidence) and view.driver_code is None and any(_asked(each) for each in view.seen)
 
 
 def _stopped(view: View | None) -> Judgement:

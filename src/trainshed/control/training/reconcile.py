@@ -18,14 +18,7 @@ from trainshed.control import metrics
 from trainshed.control.background import Workers
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.training import ray_roles
-from trainshed.control.training.ending import (
-    Fault,
-    GangEnded,
-    faults_of,
-    faults_under,
-    started_move,
-    store_ends,
-)
+from trainshed.control.training.ending import GangEnded, started_move, store_ends
 from trainshed.control.training.frozen import spec_of
 from trainshed.control.training.holding import OVERDUE_SECONDS, notice_seconds, parts_of
 from trainshed.control.training.judging import Failure, judge, past_of, telling_line
@@ -37,6 +30,7 @@ from trainshed.control.training.preparing import GangPreparer
 from trainshed.control.training.releasing import GangReleased, GangReleaser
 from trainshed.control.training.sites import Site, Sites
 from trainshed.control.training.starting import GangStarter, OpenSecrets
+from trainshed.control.training.suspecting import Suspicions, is_alone
 from trainshed.control.training.urging import Urger, Wish, wish_of
 from trainshed.engines.contract import EngineError
 from trainshed.jobkit.frames import STDERR
@@ -81,6 +75,7 @@ class GangReconciler:
         self._workers = workers
         self._preparer = GangPreparer(database, content, clock, workers.preparing)
         self._releaser = GangReleaser(database, content, folders, clock)
+        self._suspicions = Suspicions(database, sites, clock)
         self._urger = Urger(clock, policy.stop_grace_seconds, workers.releasing)
         self._starter = GangStarter(
             database,
@@ -116,6 +111,7 @@ class GangReconciler:
         active = [gang for gang in held if gang.held]
         if everything:
             self._forget_all_but(active)
+            self._suspicions.look(active)
         self._settle_adrift(adrift, held)
         if waiting := [gang for gang in active if self._waits_for_launch(gang)]:
             self._launch(waiting)
@@ -272,7 +268,7 @@ class GangReconciler:
         for gang, site, view in views:
             if self._overdue(gang, view):
                 self._urger.kill(gang, view, site.engine)
-            wish = wish_of(gang, view, self._clock())
+            wish = wish_of(gang, view, self._clock(), self._suspicions.replace_since(gang))
             if wish is not None:
                 wishes.append((gang, site, view, wish))
         self._store_notices([(g, view, w) for g, _, view, w in wishes if w.notice])
@@ -320,13 +316,9 @@ class GangReconciler:
 
     def _judged(self, gang: Gang, view: View | None, failure: Failure | None = None) -> GangEnded:
         site = self._sites.of(gang.allocation.engine)
-        faults: list[Fault] = []
+        faults = self._suspicions.under(gang)
         tail = last = ""
         if site is not None:
-            try:
-                faults = faults_under(gang, faults_of(site.engine.faults()))
-            except EngineError as error:
-                log.warning("an engine does not say what broke", engine=site.key, error=error.message)
             if view is not None and view.kind is Kind.RAY:
                 view = replace(view, driver_code=self._driver_code(site, gang))
             failed = None if view is None else view.failed
@@ -335,7 +327,7 @@ class GangReconciler:
         with self._database.read() as connection:
             past = jobs.attempts_of(connection, [gang.trial.id])[gang.trial.id]
             codes = gangs.exit_codes(connection, [each.id for each in past])
-        single = site is None or len(site.nodes) <= 1
+        single = is_alone(site)
         judgement = judge(
             gang,
             view,

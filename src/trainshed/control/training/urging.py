@@ -32,7 +32,7 @@ class Wish:
     """That a gang ends."""
 
     reason: str
-    """``stop``, ``deletion``, ``preemption``, ``failure`` or ``retention``."""
+    """``stop``, ``deletion``, ``preemption``, ``machine``, ``failure`` or ``retention``."""
     since: float
     """Unix seconds."""
     notice: bool = False
@@ -44,8 +44,11 @@ class Wish:
         return max(self.since, self.until) + grace_seconds + OVERDUE_SECONDS
 
 
-def wish_of(gang: Gang, view: View, now: float) -> Wish | None:
-    """Why the gang has to end, if it has to."""
+def wish_of(gang: Gang, view: View, now: float, broken_since: float | None = None) -> Wish | None:
+    """Why the gang has to end, if it has to.
+
+    ``broken_since``: what it holds broke then, and it shall go on without that (C34).
+    """
     trial, held, spec = gang.trial, gang.allocation, spec_of(gang.task)
     allowed = notice_seconds(spec)
     noticed = spec.exit_notice.enabled and view.has_started
@@ -61,9 +64,10 @@ def wish_of(gang: Gang, view: View, now: float) -> Wish | None:
         return Wish("preemption", held.evicted_at, noticed, until if noticed else held.evicted_at)
     if trial.state is State.COLLECTING and gang.task.retained_until is not None:
         # By itself it ends in time; a person may have cut it short.
-        if now >= gang.task.retained_until + RETENTION_SLACK_SECONDS:
-            return Wish("retention", gang.task.retained_until)
-        return None
+        over = now >= gang.task.retained_until + RETENTION_SLACK_SECONDS
+        return Wish("retention", gang.task.retained_until) if over else None
+    if broken_since is not None and view.alive:
+        return Wish("machine", broken_since)
     culprits = [r for r, seen in enumerate(view.seen) if r not in view.alive and _fell(view, r)]
     if culprits and view.alive:
         at = failed_since(view, culprits)

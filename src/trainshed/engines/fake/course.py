@@ -215,7 +215,10 @@ def _own_ending(attempt: Attempt, start: float) -> Exit:
             continue
         number = _SIGTERM if script.heeds_sigterm and grace else _SIGKILL
         ended_at = at if script.heeds_sigterm else at + grace
-        endings.append(Exit(128 + number, number, why, ended_at))
+        if number == _SIGTERM and script.stop_code is not None:
+            endings.append(Exit(script.stop_code, None, why, ended_at))
+        else:
+            endings.append(Exit(128 + number, number, why, ended_at))
     return min(endings, key=lambda ending: ending.finished_at)
 
 

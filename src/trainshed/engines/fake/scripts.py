@@ -27,6 +27,8 @@ class Script:
     """What lies in the work directory at the end."""
     heeds_sigterm: bool = True
     """Whether a stop ends it at once; otherwise only after the grace."""
+    stop_code: int | None = None
+    """What a program that handles the signal of a stop exits with; ``None``: the signal ends it."""
     not_started: str = ""
     """Why the platform could not start it, if it could not."""
     ended_by: EndedBy = EndedBy.EXIT
