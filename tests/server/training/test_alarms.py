@@ -9,6 +9,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -198,6 +199,7 @@ def test_C40_what_happens_to_a_task_is_posted_once_to_its_webhook(bell: Bell, ho
         pass
     assert [each["title"] for each in hook.heard] == [f"{task['name']}: started", f"{task['name']}: failed"]
     assert {each["task_uuid"] for each in hook.heard} == {task["task_uuid"]}
+    assert {datetime.fromisoformat(each["at"]).utcoffset() for each in hook.heard} == {timedelta(0)}
     rows = bell.told(task)
     assert [(row["tries"], row["last_error"], row["delivered_at"] is None) for row in rows] == [
         (1, None, False)

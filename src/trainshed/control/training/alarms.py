@@ -22,6 +22,7 @@ from trainshed.control.training.channels import TRY_SECONDS, Alarm, NotSent, sen
 from trainshed.engines.contract import Sample
 from trainshed.model.states import State
 from trainshed.model.training.catalog import AlarmChannel, named
+from trainshed.policy.words import iso
 from trainshed.store import deliveries, events, gangs, jobs, moves, settings
 from trainshed.store.database import Connection, Database, DatabaseUnavailable
 from trainshed.store.deliveries import Delivery
@@ -356,7 +357,7 @@ class Alarms:
             "project": task.project_id,
             "owner": task.owner,
             "state": str(trial.state),
-            "at": delivery.created_at,
+            "at": iso(delivery.created_at),
         }
         return channel, Alarm(delivery.title, delivery.body, facts)
 
