@@ -305,6 +305,13 @@ def test_C41_what_a_released_gang_met_at_is_free_again(local: LocalHarness) -> N
     assert not (local.root / "gangs" / "gang-1").exists()
 
 
+def test_C41_a_gang_whose_members_left_no_folder_is_forgotten_with_them(local: LocalHarness) -> None:
+    held = local.engine.meet("gang-1", ["local"], [1]).hosts[0].address
+    local.engine.forget("gang-1.0")
+    assert not (local.root / "gangs" / "gang-1").exists()
+    assert local.engine.meet("gang-2", ["local"], [1]).hosts[0].address == held
+
+
 def test_P6_a_sweep_frees_what_gangs_that_nobody_knows_meet_at(local: LocalHarness) -> None:
     known = local.engine.meet("known", ["local"], [1]).hosts[0].address
     stranger = local.engine.meet("stranger", ["local"], [1]).hosts[0].address
