@@ -14,7 +14,8 @@ from policy.gangs.gang_worlds import (
     quota,
 )
 from trainshed.model.resources import Amounts
-from trainshed.policy.gangs import Choice, GangRules, GangWait, Kept
+from trainshed.model.training.spec import Role
+from trainshed.policy.gangs import Choice, GangRules, GangWait, Kept, ReplicaNeed
 
 
 def test_C27_of_536_tasks_those_300_that_have_room_start_in_one_pass():
@@ -291,6 +292,54 @@ def test_c5_backfill_takes_what_the_head_cannot_use():
     world.add("beside", gang(1, 4), queued_at=1)
     assert world.step() == ["beside"]
     assert world.cluster.running["beside"].parts[0].node == "b"
+
+
+def _cpu(**rest):
+    need_ = ReplicaNeed(Role.WORKER, 1, "c1m1", 1, Amounts(cpus=1, memory_mb=1024), None)
+    return gang(choices=(Choice((need_,)),), **rest)
+
+
+def test_c5_cpus_that_the_head_leaves_are_not_kept_from_others_however_long_they_run():
+    world = World([node("a")])
+    world.run("x", gang(1, 1), [("a", range(1))])
+    world.add("head", gang(1, 8), queued_at=0)
+    for number in range(200):
+        world.add(f"c{number:03d}", _cpu(), queued_at=1 + number)
+    assert len(world.step()) == 120, "128 CPUs but the 8 of the head"
+    assert world.reason("c120").code is GangWait.BEHIND
+    assert world.step(5) == [], "those that run may stay as long as they like"
+    world.end("x")
+    assert world.step(10) == ["head"]
+
+
+def test_c5_what_ends_soon_runs_before_a_head_of_unknown_start_and_delays_it_by_no_more():
+    world = World([node("a")])
+    world.run("x", _cpu(), [("a", ())])
+    head = gang(choices=(Choice((need(1, 8, cpus=128),)),))
+    world.add("head", head, queued_at=0)
+    world.add("soon", _cpu(max_run_seconds=600), queued_at=1)
+    world.add("late", _cpu(max_run_seconds=601), queued_at=2)
+    world.add("never", _cpu(), queued_at=3)
+    assert world.step(0) == ["soon"]
+    assert {world.reason(name).code for name in ("late", "never")} == {GangWait.BEHIND}
+    world.end("x")
+    world.add("again", _cpu(max_run_seconds=600), queued_at=4)
+    assert world.step(10) == [], "now its start is known: 600"
+    assert world.decision.reservations[0].at == 600
+    world.end("soon")
+    assert world.step(600) == ["head"]
+
+
+def test_c5_what_ends_soon_does_not_drive_the_reservation_of_the_head_elsewhere():
+    world = World([node("a"), node("b")])
+    world.run("x", gang(1, 1), [("a", range(1))])
+    world.run("y", gang(1, 4), [("b", range(4))])
+    world.add("head", gang(), queued_at=0)
+    world.add("soon", gang(1, 4, max_run_seconds=600), queued_at=1)
+    world.add("again", gang(1, 4, max_run_seconds=600), queued_at=2)
+    for second in (1, 2):
+        world.step(second)
+        assert [at for at, _ in world.decision.reservations[0].parts] == ["a"]
 
 
 def test_c5_priority_and_then_the_first_submission_decide():

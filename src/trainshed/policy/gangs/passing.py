@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import inf
 
 from trainshed.model.resources import Amounts
@@ -324,10 +325,13 @@ class Pass:
         at, number, nodes = best
         # Each group alone fits now, but not all together: then these nodes empty first.
         whole = at > self.now
+        # What must empty would never do so if tasks that end soon came again and again.
+        soon = self._soon if whole and at == inf else None
         spares = []
         for node, (_, kind, taken) in sorted(nodes.items()):
-            left = self.left(node, kind, at) - taken if whole else Amounts()
-            spares.append((node, Spare(waiting.id, kind, at if whole else inf, left, -inf)))
+            left = self._beside(node, kind, at, taken) if whole else Amounts()
+            when = at if whole else inf
+            spares.append((node, Spare(waiting.id, kind, when, left, -inf, free_until=soon)))
         for node, spare in spares:
             self.spares.setdefault(node, []).append(spare)
         names = self.layout.names
@@ -371,9 +375,34 @@ class Pass:
         )
         return search.find(waiting.key.pool, choice)
 
+    def _beside(self, node: int, kind: int, at: float, taken: Amounts) -> Amounts:
+        """What a node has for others at the reserved time.
+
+        If that is not known, what holds none of the GPUs may stay for ever, so that tasks without GPUs do not
+        take, one after the other, what they were all told is left.
+        """
+        left = self.left(node, kind, at) - taken
+        if at < inf:
+            return left
+        for end, _, gpus, amounts in self._ends(node):
+            if end == inf and not gpus & self.layout.all_gpus[kind][node]:
+                left -= replace(amounts, gpus=0)
+        rest = (left.gpus, left.cpus, left.memory_mb, left.storage_mb, left.shm_mb)
+        return Amounts(*(max(0, each) for each in rest))
+
+    @property
+    def _soon(self) -> float:
+        """What ends by then may run before a task of which nobody can say when it starts."""
+        return self.now + self.rules.unknown_start_seconds
+
     def _held(self, node: int, kind: int) -> int:
-        every = self.layout.all_gpus[kind][node]
-        return (every & ~self.room.masks[node]).bit_count()
+        """GPUs that are not free soon: what runs before the first in line does not drive it elsewhere."""
+        mask, soon = self.room.masks[node], self._soon
+        for end, _, gpus, _ in self._ends(node):
+            if end > soon:
+                break
+            mask |= gpus
+        return (self.layout.all_gpus[kind][node] & ~mask).bit_count()
 
     def _steps(self, kind: int, shape: Shape) -> list[tuple[int, list[Step]]]:
         every = self.cluster.all_steps(kind, shape, self.now)

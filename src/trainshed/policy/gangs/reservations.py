@@ -21,18 +21,30 @@ Ends = Sequence[tuple[float, str, int, Amounts]]
 class Spare:
     """What a reserved node will have left at the reserved time."""
 
-    __slots__ = ("at", "id", "kind", "left", "queued_at")
+    __slots__ = ("at", "free_until", "id", "kind", "left", "queued_at")
 
-    def __init__(self, id_: str, kind: int, at: float, left: Amounts, queued_at: float) -> None:
+    def __init__(
+        self,
+        id_: str,
+        kind: int,
+        at: float,
+        left: Amounts,
+        queued_at: float,
+        *,
+        free_until: float | None = None,
+    ) -> None:
+        """``free_until``: what ends by then delays nothing; by default the reserved time, if it is known."""
         self.id = id_
         self.kind = kind
         self.at = at
         self.left = left
         self.queued_at = queued_at
+        known = at if at != inf else -inf
+        self.free_until = known if free_until is None else free_until
 
     def fit(self, kind: int, shape: Shape, fit: int, end: float) -> int:
         """How many of ``fit`` replicas delay nothing."""
-        if self.at != inf and end <= self.at:
+        if end <= self.free_until:
             return fit
         left = self.left
         gpus = left.gpus if kind == self.kind else 1 << 20
@@ -40,7 +52,7 @@ class Spare:
 
     def take(self, kind: int, amounts: Amounts, end: float) -> None:
         """Account for a replica that starts on this node."""
-        if self.at == inf or end > self.at:
+        if end > self.free_until:
             self.left -= amounts if kind == self.kind else replace(amounts, gpus=0)
 
 

@@ -336,6 +336,9 @@ class GangRules:
     """How long a victim may take to go: notice (C36), SIGTERM, release; after that a plan is made anew."""
     overhead_seconds: float = 60.0
     """How long a gang may hold its nodes beyond ``max_run_seconds``."""
+    unknown_start_seconds: float = 600.0
+    """Where nobody can say when the first in line can start, it is taken not to start sooner than in so long:
+    what ends by then may run before it. Once its start is known nothing delays it, so it waits no longer."""
     max_simulations: int = 8
     """Preemptions simulated in one pass."""
     simulate_again_seconds: float = 5.0
