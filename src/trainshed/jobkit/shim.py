@@ -6,6 +6,7 @@ hold while no server is there (timeout, stop, disk), ends the whole tree and wri
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import select
@@ -90,6 +91,8 @@ class _Attempt:
     def __init__(self, path: str, hint: Callable[[], object]) -> None:
         self._path = path
         self._identity = folder.identity(path)
+        # Open before user code: it can remove the name, and its tree is to be ended then, too.
+        self._launch_file = os.open(os.path.join(path, folder.LAUNCH), os.O_RDONLY | os.O_CLOEXEC)
         self._hint = hint
         self._control = folder.open_control(path)
         self._wake, wake_write = os.pipe()
@@ -341,7 +344,8 @@ class _Attempt:
     def _launch(self) -> folder.Json:
         """What was to be run; read when it is needed, as keeping it all the time costs memory."""
         if self._spec is None:
-            self._spec = folder.read(self._path, folder.LAUNCH) or {}
+            size = os.fstat(self._launch_file).st_size
+            self._spec = json.loads(os.pread(self._launch_file, size, 0))
         return self._spec
 
     def _group(self) -> cgroups.Group:
