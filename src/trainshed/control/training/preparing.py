@@ -236,7 +236,10 @@ def _look_within(root: Path, ref: str, within: str, *, read_only: bool) -> None:
     Programs write to volumes, so nothing that is seen here lasts: who mounts it follows no link (`Mount`).
     """
     place = root / within
-    real = Path(os.path.realpath(place))
+    try:
+        real = Path(os.path.realpath(place))
+    except OSError as error:  # a program exchanges it at this moment
+        raise VolumeMissing(f"{within} in the volume {ref} cannot be found: {error.strerror}") from error
     if not real.is_relative_to(root):
         raise VolumeMissing(f"{within} in the volume {ref} leads out of it")
     if real != place:
