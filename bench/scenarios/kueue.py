@@ -44,6 +44,8 @@ from trainshed.store.schema import migrate
 _SPEC = "unit"
 _RULES = GangRules(max_admissions=100_000, min_run_seconds=inf, overhead_seconds=0.0)
 _FULL_SIZE = 50_000
+_QUICK_SHARE = 0.1
+"""Of the queues in a quick run, each whole; still smaller runs have fewer tasks in each."""
 _BATCH = 5_000
 
 
@@ -94,8 +96,8 @@ class Played:
 
 
 def measure(bench: Bench) -> list[Figure]:
-    """All three; a tenth of the queues in a quick run."""
-    share = 1.0 if bench.scale.pending >= _FULL_SIZE else 0.1
+    """All three; a tenth of the queues in a quick run, less in a smaller one."""
+    share = min(1.0, bench.scale.pending / _FULL_SIZE)
     figures = []
     for generator in (_baseline(), _large(), _topology()):
         bench.place.mkdir(parents=True, exist_ok=True)
@@ -207,7 +209,8 @@ class _Play:
                 )
                 for kind in generator.kinds:
                     key = _key(project, kind)
-                    count = kind.count if generator.queues > 1 else round(kind.count * share)
+                    fewer = min(1.0, share / _QUICK_SHARE) if generator.queues > 1 else share
+                    count = max(1, round(kind.count * fewer))
                     for index in range(count):
                         at = round((index + 1) * kind.every, 3)
                         waiting = Waiting(f"t{number:06d}", key, at)

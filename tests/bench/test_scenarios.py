@@ -55,6 +55,8 @@ def tiny(bench):
         "command_line",
         "memory",
         "placement",
+        "placement_gangs",
+        "kueue",
     ],
 )
 def test_a_scenario_measures_something(bench, tiny, name):
@@ -87,4 +89,4 @@ def test_a_verdict_says_by_how_much_a_budget_was_missed(bench):
 
 
 def test_the_test_covers_every_scenario(bench):
-    assert len(bench.SCENARIOS) == 12
+    assert len(bench.SCENARIOS) == 14
