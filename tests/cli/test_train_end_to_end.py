@@ -186,10 +186,12 @@ def test_a_catalogue_is_compared_then_applied_and_the_same_one_changes_nothing(n
     run = runner(new_server().start())
     file = tmp_path / "catalog.yaml"
     assert run("catalog", "show", "--output", str(file)).returncode == 0
+    assert run("catalog", "apply", "-f", str(file), "--dry-run").stdout == "Nothing changes.\n"
+    file.write_text(f"{file.read_text()}\nvolumes:\n- {{id: out, clusters: ['*'], path: /srv/out}}\n")
     dry = run("catalog", "apply", "-f", str(file), "--dry-run")
-    assert "+ pool default" in dry.stdout
+    assert "+ volume out" in dry.stdout
     asked = run("catalog", "apply", "-f", str(file), text="n\n")
-    assert (asked.returncode, "+ pool default" in asked.stdout) == (Exit.INTERRUPTED, True)
+    assert (asked.returncode, "+ volume out" in asked.stdout) == (Exit.INTERRUPTED, True)
     done = run("catalog", "apply", "-f", str(file), text="y\n")
     assert done.returncode == 0, done.stderr
     assert "Applied as revision 1." in done.stdout
