@@ -119,7 +119,8 @@ class GangConformance:
         assert (second.code, second.ended_by) == (3, EndedBy.EXIT)
         assert (first.signal, first.ended_by) == (15, EndedBy.GANG)
         assert "rank 1 exited with 3" in first.detail
-        assert 0 <= first.finished_at - second.finished_at < 60
+        # Each shim reads the clock on its own when it writes its record.
+        assert abs(first.finished_at - second.finished_at) < 60
 
     def test_c8_a_member_that_is_lost_ends_the_others_also_after_a_restart(self, harness: Harness) -> None:
         launches = gang(harness, [Behaviour.RUNS_UNTIL_STOPPED] * 3)

@@ -103,7 +103,8 @@ def test_P3_C27_the_barrier_survives_a_member_whose_shim_is_killed(
     gate.write_bytes(b"data")
     assert [each.exit.code for each in settled(local, launches)] == [0, 0, 0]
     assert [local.starts(each.attempt_id) for each in launches] == [1, 1, 1]
-    assert codes(local, killed) == ["READY", "READY"]
+    # The first watcher may die between being ready and telling it.
+    assert codes(local, killed) in (["READY"], ["READY", "READY"])
     assert [each.number for each in local.engine.reports(killed, 0)] == [1, 2]
 
 
