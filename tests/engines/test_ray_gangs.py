@@ -98,7 +98,8 @@ def test_c8_one_that_fails_ends_the_others_on_their_nodes(harness: RayHarness) -
     for other in others:
         assert other.exit is not None
         assert other.exit.ended_by is EndedBy.GANG
-        assert "rank 0" in other.exit.detail
+        # Which one and how is known where its record came in time; that its node let go of it is known before.
+        assert "rank 0" in other.exit.detail or "Another member of its gang" in other.exit.detail
 
 
 def test_C27_a_gang_that_does_not_fit_never_starts_and_holds_nothing(harness: RayHarness) -> None:
