@@ -98,7 +98,7 @@ def test_c8_one_that_fails_ends_the_others_on_their_nodes(harness: RayHarness) -
     for other in others:
         assert other.exit is not None
         assert other.exit.ended_by is EndedBy.GANG
-        # Which one and how is known where its record came in time; that its node let go of it is known before.
+        # Which one and how is told where its record came in time; the loss of it may be known before.
         assert "rank 0" in other.exit.detail or "Another member of its gang" in other.exit.detail
 
 
