@@ -34,7 +34,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """Mounts a tmpfs with the given options (``size=1m``); needs root."""
     if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
+        pytest.skip("mounting a small disk needs root")  # as CI is; nothing that is installed replaces it
     mounted: list[Path] = []
 
     def mount(options: str) -> Path:

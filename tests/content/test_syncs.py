@@ -66,6 +66,8 @@ def test_without_the_system_call_each_is_synced_by_itself(tmp_path, monkeypatch)
     assert not Syncs(tmp_path).pay_off(1000)
 
 
-def test_a_real_sync_returns(tmp_path):
+def test_a_real_sync_returns_and_one_of_nothing_fails(tmp_path):
     (tmp_path / "file").write_bytes(b"x")
     Syncs(tmp_path).sync()
+    with pytest.raises(OSError, match="No such file"):
+        Syncs(tmp_path / "missing").sync()

@@ -40,7 +40,7 @@ def image_ground(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -
 def docker_ground(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageGround]:
     """The same with a docker daemon of the tests' own."""
     if reason := why_no_docker():
-        pytest.skip(reason)
+        pytest.skip(reason)  # a daemon of the machine's own choice; podman proves the same rules in CI
     folder = tmp_path_factory.mktemp("docker")
     with running_docker(folder / "daemon") as host, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", host)

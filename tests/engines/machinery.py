@@ -152,7 +152,7 @@ class IsolatedHarness(LocalHarness):
 
     def __init__(self, path: Path, *, network: bool = True, **settings: object) -> None:
         if reason := _isolation_fails():
-            pytest.skip(reason)
+            pytest.skip(reason)  # the kernel's; CI installs bubblewrap itself
         self._seen: dict[str, set[bytes]] = {}
         super().__init__(path, isolation=Isolation(hide=(path,), network=network), **settings)
 

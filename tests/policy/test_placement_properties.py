@@ -55,6 +55,7 @@ def after(fleet, decision):
 @given(nodes, arrivals(priorities=(0, 1, 5)), limits, slots, st.integers(1, 5))
 def test_P5_no_node_gpu_project_or_server_limit_is_ever_exceeded(fleet, trials, bounds, most, batch):
     rules = PassRules(max_placements=batch, max_active_trials=most, overhead_seconds=0.0)
+    # The world itself asserts every limit after every step.
     World(fleet, bounds, rules).run(trials)
 
 

@@ -256,8 +256,8 @@ def test_C24_a_pool_whose_nodes_all_belong_to_an_earlier_pool_is_refused_rather_
 
 
 def test_C20_a_pool_whose_nodes_are_not_known_is_not_judged():
-    judged(pytorch_document(), {"k8s-h200": []})
-    judged(pytorch_document(), {})
+    for fleet in ({"k8s-h200": []}, {}):
+        assert judged(pytorch_document(), fleet).spec.cluster == "k8s-h200"
 
 
 def test_C22_a_spec_that_can_never_do_is_passed_over_with_the_reason():
@@ -334,7 +334,8 @@ def test_c9_a_shared_ray_cluster_says_what_it_cannot_do(changes, field):
 
 
 def test_c9_an_image_of_the_runtime_environment_is_one_that_ray_can_run():
-    judged(ray_on_ray(image="example/ray:2", runtime_env_yaml="image_uri: example/ray:2"))
+    effective = judged(ray_on_ray(image="example/ray:2", runtime_env_yaml="image_uri: example/ray:2"))
+    assert effective.spec.image == "example/ray:2"
 
 
 def test_c9_one_machine_cannot_replace_its_node_and_says_so():
