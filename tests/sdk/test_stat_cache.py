@@ -37,9 +37,11 @@ def root(tmp_path):
 
 
 def remember(home: Home, root: Path, *, later: int = 10 * SECOND, manifest: str = MANIFEST) -> Tree:
+    """Remember the folder as read ``later`` nanoseconds after the last change in it, whenever that was."""
     tree = look(root)
+    changed = max(max(file.mtime_ns, file.ctime_ns) for file in tree.files)
     cache = StatCache(home, root, "datasets")
-    cache.remember(tree, hash_files(tree.files), manifest, time.time_ns() + later)
+    cache.remember(tree, hash_files(tree.files), manifest, changed + later)
     return tree
 
 
@@ -95,7 +97,7 @@ def test_a_tree_of_old_files_stays_known_when_it_is_remembered_again(home, root)
     remember(home, root)
     remember(home, root, later=0)
     cache = StatCache(home, root, "datasets")
-    assert cache.unchanged(look(root)) is None, "its ctime is as young as this test"
+    assert cache.unchanged(look(root)) is None, "its ctime is as young as the reading"
     remember(home, root)
     assert cache.unchanged(look(root)) is not None
 

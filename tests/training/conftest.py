@@ -24,9 +24,11 @@ def live(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     yield made
     if request.session.testsfailed:
         print(f"--- log of the server ---\n{made.server.tail()}")  # noqa: T201 - as the other servers
-    if made.server.running:
+    try:
         made.end_everything()
-        made.server.stop()
+    finally:
+        if made.server.running:
+            made.server.stop()
 
 
 @pytest.fixture
@@ -34,5 +36,4 @@ def own(new_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterator[Li
     """The same for one test alone, which may break it."""
     made = Live.make(new_server, tmp_path)
     yield made
-    if made.server.running:
-        made.end_everything()
+    made.end_everything()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import signal
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from support.http import Answer, Http
+from support.processes import environment_of, strangers_of
 from support.server import ServerProcess
 from support.torch import torch_path
 from support.waiting import wait_until
@@ -89,13 +93,30 @@ class Live:
         assert self.http.post(f"/v1/tasks/{ref}/stop").status == 200
 
     def end_everything(self) -> None:
-        """Stop what a test that failed left, and wait until it is gone."""
+        """Stop what a test that failed left, and wait until it is gone, wherever that test broke off.
+
+        Programs are killed: after an exit notice each would have all the time that its task gives it.
+        """
+        if not self.server.running:
+            self._kill_programs()
+            return
         tasks = self.http.get("/v1/tasks?limit=100").json["items"]
         left = [task["job_id"] for task in tasks if task["state"] not in ENDED]
         for ref in left:
-            self.stop(ref)
-        for ref in left:
-            self.server.wait_for_release(ref)
+            self.http.post(f"/v1/tasks/{ref}/stop")
+
+        def gone() -> bool:
+            self._kill_programs()
+            trials = [trial for ref in left for trial in self.server.job(ref)["training"]["trials"]]
+            return all(trial["cleanup_confirmed"] for trial in trials)
+
+        wait_until(gone, 60, f"the end of {left}")
+
+    def _kill_programs(self) -> None:
+        for each in strangers_of(self.server.data):
+            if any(entry.startswith(b"TRAINSHED_ATTEMPT_ID=") for entry in environment_of(each.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each.pid, signal.SIGKILL)
 
     def events(self, ref: str) -> list[dict[str, Any]]:
         """Everything told of it, oldest first."""

@@ -140,7 +140,7 @@ def test_P14_C36_a_server_killed_while_a_preempted_program_saves_loses_nothing(l
     place = live.task(low)["queued_at"]
     high = live.create("true", instance=whole, priority="high")
     live.file("saving-told")
-    assert live.task(high)["reason"]["code"] == "WaitingForPreempted"
+    wait_until(lambda: reason(live, high) == "WaitingForPreempted", 60, "the reason it waits for")
     live.server.kill()
     (live.volume / "saving-go").touch()
     live.server.start()
@@ -151,6 +151,22 @@ def test_P14_C36_a_server_killed_while_a_preempted_program_saves_loses_nothing(l
     assert (task["resubmissions"], task["queued_at"]) == (0, place)
     order = ["PREEMPTED", "EXIT_NOTICE_SENT", "EXIT_NOTICE_HEARD", "PREEMPTED_QUEUED", "STARTED", "FINISHED"]
     assert in_order(live.codes(low), order)
+
+
+def reason(live: Live, ref: str) -> str:
+    """The code of what a task waits for; none while nobody has looked at it."""
+    said = live.task(ref)["reason"]
+    return str(said["code"]) if said else ""
+
+
+def test_what_a_test_that_failed_left_is_ended_at_once(own: Live) -> None:
+    """The cleaning after each module: a program that saves for ten minutes does not hold it up."""
+    notice = {"enabled": True, "timeout_seconds": 600}
+    job = own.create(f"trap : USR1; touch {MOUNT}/left; while :; do sleep 0.1; done", exit_notice=notice)
+    wait_until((own.volume / "left").exists, 60, "its program")
+    own.end_everything()
+    assert own.task(job)["state"] == "Stopped"
+    assert not _of_attempts(own.server.data)
 
 
 def _of_attempts(data: Path) -> list[str]:
