@@ -10,6 +10,7 @@ import pytest
 from engines.conformance import HELLO, LIMITS, Behaviour, EngineConformance, Harness
 from engines.containers import ImageGround, image_way
 from engines.gang_conformance import GangConformance
+from engines.joining_conformance import JoiningConformance
 from engines.machinery import IsolatedHarness, LocalHarness
 from trainshed.engines import Launch
 from trainshed.engines.fake import FakeEngine, Script
@@ -57,13 +58,13 @@ class FakeHarness(Harness):
         self.engine.close()
 
 
-class TestFakeEngine(EngineConformance, GangConformance):
+class TestFakeEngine(EngineConformance, GangConformance, JoiningConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return FakeHarness(tmp_path)
 
 
-class TestLocalEngine(EngineConformance, GangConformance):
+class TestLocalEngine(EngineConformance, GangConformance, JoiningConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Iterator[Harness]:
         harness = LocalHarness(tmp_path)

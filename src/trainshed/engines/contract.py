@@ -30,8 +30,16 @@ call again, so every method below is idempotent. The numbered rules are what the
 16. ``notify`` begins the exit notice (C36) once; the program's end, its answer or the deadline ends it.
     Whatever its exit code then is, it says ``EndedBy.STOP``.
 17. ``reports`` and ``samples`` are kept as durably as the log, in their order, until ``forget``.
-18. ``meet`` is decided once for a gang: the same hosts and port are answered for ever, and no two gangs
+18. ``meet`` is decided once for a gang: the same hosts and ports are answered for ever, and no two gangs
     that are not released share a port on an address.
+19. A member with a rank of `Gang.size` or more joins a gang that has begun: it was given its place by
+    ``join``, starts no user code before the gang's start is decided and none if there is no start, for which
+    nobody waits for it. Its end ends nobody, and neither does that of a member in `Gang.optional` whose user code
+    had begun (C51). Rule 15 ends them all the same, and so does, within 60 s, the end of rank 0.
+20. ``open_shell`` starts a shell beside a program that runs (C50): as its user, in its namespaces, its work
+    directory and its control groups, with its variables. It ends with `Shell.close`, with this process however
+    that ends, and with the attempt: ``release`` counts it as any other process. It changes nothing of how the
+    attempt ends. Where ``shells`` says why there are none, it raises ``NOT_SUPPORTED_BY_ENGINE``.
 """
 
 from __future__ import annotations
@@ -42,6 +50,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from trainshed.engines.shell import Shell
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Gpu, Node
 
@@ -155,6 +164,8 @@ class Meeting:
     """By rank."""
     port: int
     """Free on the first host, and kept for this gang."""
+    dashboard_port: int = 0
+    """Another one of the same kind, for a web page of the program's (C50); 0: the engine keeps none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +182,15 @@ class Gang:
     meeting: Meeting
     start_seconds: float = 600.0
     """How long members wait for one another, from the first one's start."""
+    optional: tuple[int, ...] = ()
+    """Ranks of those that begin together whose later end ends nobody (rule 19); the same for all members."""
+    host: Host | None = None
+    """Of a member that joins: what `Engine.join` answered."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether it comes to a gang that has begun (rule 19)."""
+        return self.rank >= self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +410,14 @@ class Engine(Protocol):
         """Where members placed on ``nodes``, by rank, will meet (rule 18). Raises `EngineError`."""
         ...
 
+    def join(self, gang_id: str, rank: int, node: str, slots: int) -> Host:
+        """Where one that joins a gang that met will be reached (rule 19); decided once, as by ``meet``.
+
+        Raises `EngineError`: ``NOT_SUPPORTED_BY_ENGINE`` where nobody can, ``LAUNCH_INVALID`` for a gang that
+        never met.
+        """
+        ...
+
     def notify(self, attempt_id: str, *, reason: str, deadline: float) -> None:
         """Tell the program to save and go (C36); returns at once. ``deadline`` in Unix seconds.
 
@@ -403,6 +431,18 @@ class Engine(Protocol):
 
     def samples(self, attempt_id: str, after: float) -> Sequence[Sample]:
         """Samples taken later than ``after`` (Unix seconds), oldest first; at most some ten thousand."""
+        ...
+
+    def shells(self) -> str | None:
+        """Why no shell can be opened here, in a sentence; ``None`` if shells can be."""
+        ...
+
+    def open_shell(self, attempt_id: str, *, rows: int, columns: int) -> Shell:
+        """Open a shell beside the program (rule 20); may block seconds. Thread-safe.
+
+        Raises `EngineError`: ``SHELL_UNAVAILABLE`` where the program does not run or has no shell, and
+        ``NOT_SUPPORTED_BY_ENGINE``.
+        """
         ...
 
     def faults(self) -> Mapping[str, str]:

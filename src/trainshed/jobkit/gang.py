@@ -18,6 +18,8 @@ from trainshed.jobkit import folder, linux
 
 BEGUN, START, ENDED = "begun.json", "start.json", "ended.json"
 READY, CHECKED = "ready", "checked"
+OVER_PATIENCE = 30.0
+"""How long members that may leave have to end by themselves once rank 0 has ended well."""
 _LOOK_SECONDS = 5.0
 _BLIND_SECONDS = 0.5
 """How often to look where the kernel tells of nothing."""
@@ -36,6 +38,11 @@ class Gang:
     def __init__(self, path: str, settings: Json, epoll: select.epoll) -> None:
         self.rank = int(settings["rank"])
         self._size = int(settings["size"])
+        self._optional = frozenset(settings.get("optional") or ())
+        """Members whose end, once their user code began, ends nobody (rule 19)."""
+        self.joins = self.rank >= self._size
+        self._first_over: float | None = None
+        """When rank 0 was seen to have ended well."""
         self._id = settings["id"]
         self._folder = settings["folder"]
         self._attempts = os.path.dirname(path)
@@ -85,7 +92,7 @@ class Gang:
         """Whether the start is decided; `fault` says whether there is none."""
         start = folder.read(self._folder, START)
         if start is None:
-            if self._all_ready():
+            if not self.joins and self._all_ready():
                 self._decide(START, {"start": True})
             elif time.time() >= self._late_at:
                 names = ", ".join(str(rank) for rank in range(self._size) if not self._is_ready(rank))
@@ -126,9 +133,15 @@ class Gang:
             return str(start.get("why", "Its gang does not start.")), 0.0
         ended = folder.read(self._folder, ENDED)
         if ended is None:
+            if self._first_over is not None and self.may_leave():
+                return "Its gang is over: rank 0 ended.", self._first_over + OVER_PATIENCE
             return None
         at = float(ended.get("at", 0.0)) + float(ended.get("patience", 0.0))
         return f"Another member of its gang ended: {ended.get('why', 'it is lost')}.", at
+
+    def may_leave(self) -> bool:
+        """Whether this member's end, once its user code began, is no end of the gang (rule 19)."""
+        return self.joins or self.rank in self._optional
 
     def end(self, rank: int, why: str, patience: float = 0.0) -> None:
         """Leave word that a member ended as it must not. The first one's stands.
@@ -181,10 +194,17 @@ class Gang:
         if ended is not None:
             if ended.get("code") == 0:
                 self._over.add(rank)
+                if rank == 0 and self._first_over is None:
+                    self._first_over = time.time()
+            elif rank in self._optional and ended.get("code") is not None:
+                self._over.add(rank)
             else:
                 self.end(rank, f"rank {rank} {describe(ended)}")
         elif folder.has_begun(member):
-            self.end(rank, f"rank {rank} is lost")
+            if rank in self._optional:
+                self._over.add(rank)
+            else:
+                self.end(rank, f"rank {rank} is lost")
         elif decided:
             since = self._vanished.setdefault(rank, now)
             if strict or now - since >= _RETURN_SECONDS:

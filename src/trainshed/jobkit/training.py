@@ -236,7 +236,7 @@ class Training:
     def ended(self, ending: Json) -> None:
         """Tell the gang how this member ended, before it is recorded; forget what was hidden."""
         self.program_ended()
-        if self._gang is not None and ending.get("code") != 0 and ending["ended_by"] != GANG:
+        if self._ends_others(ending) and self._gang is not None:
             patience = 0.0
             if ending["ended_by"] in {"stop", "timeout"} and ending.get("code") is not None:
                 patience = NOTICE_PATIENCE if self.noticed() else STOP_PATIENCE
@@ -246,6 +246,14 @@ class Training:
             except OSError:
                 pass  # a full disk: the others find out from our record
         folder.forget_secrets(self._path)
+
+    def _ends_others(self, ending: Json) -> bool:
+        """Whether the gang has to end because this member ended so."""
+        if self._gang is None or ending.get("code") == 0 or ending["ended_by"] == GANG:
+            return False
+        if self._gang.joins:
+            return False
+        return ending.get("code") is None or not self._gang.may_leave()
 
     def close(self) -> None:
         """Let go of everything."""

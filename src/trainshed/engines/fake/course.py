@@ -43,6 +43,18 @@ def members(world: World, gang: Gang) -> list[Attempt]:
     return [each for each in found if each is not None]
 
 
+def joined(world: World, gang: Gang) -> list[Attempt]:
+    """Those launched that came to a gang after its start, by rank."""
+    ranks = sorted(world.joined.get(gang.id, ()))
+    found = (world.attempts.get(f"{gang.id}.{rank}") for rank in ranks)
+    return [each for each in found if each is not None]
+
+
+def _may_leave(attempt: Attempt) -> bool:
+    gang = attempt.launch.gang
+    return gang is not None and (gang.joins or gang.rank in gang.optional)
+
+
 def _rank(attempt: Attempt) -> int:
     return attempt.launch.gang.rank if attempt.launch.gang else 0
 
@@ -60,6 +72,8 @@ def _ready_at(attempt: Attempt) -> float:
 def opening(world: World, attempt: Attempt) -> Opening:
     """How the attempt, with its gang, comes to start user code or not."""
     gang, group = attempt.launch.gang, _together(world, attempt)
+    if gang is not None and gang.joins:
+        return _joining(attempt, opening(world, group[0]) if group else None)
     complete = gang is None or len(group) == gang.size
     begin = max(map(_ready_at, group)) if complete else inf
     checked = {id(each): begin + _check_seconds(each) for each in group}
@@ -86,6 +100,18 @@ def opening(world: World, attempt: Attempt) -> Opening:
     endings = own + [Exit(None, None, EndedBy.GANG, at, detail) for at, detail in others]
     exit_ = min(endings, key=lambda ending: ending.finished_at, default=None)
     return Opening(_ready_at(attempt), begin, inf if exit_ else start, exit_)
+
+
+def _joining(attempt: Attempt, of_gang: Opening | None) -> Opening:
+    """How one that joins comes to start: never before its gang, and not at all without it."""
+    ready = _ready_at(attempt)
+    start = max(ready, inf if of_gang is None else of_gang.start)
+    endings = list(_before_start(attempt, ready, start))
+    if of_gang is not None and of_gang.exit is not None:
+        at = max(attempt.launched_at, of_gang.exit.finished_at)
+        endings.append(Exit(None, None, EndedBy.GANG, at, of_gang.exit.detail))
+    exit_ = min(endings, key=lambda ending: ending.finished_at, default=None)
+    return Opening(ready, start, inf if exit_ else start, exit_)
 
 
 def _check_seconds(attempt: Attempt) -> float:
@@ -171,16 +197,22 @@ def _ending(world: World, attempt: Attempt, start: float) -> Exit:
     for each in _together(world, attempt):
         if each is attempt:
             continue
-        other, lost = _own_ending(each, start), _lost_at(each, start)
+        began = opening(world, each).start
+        other, lost = _own_ending(each, began), _lost_at(each, began)
+        over = other.code == 0 and _rank(each) == 0 and _may_leave(attempt)
+        if _may_leave(each):
+            continue
         if lost <= other.finished_at:
             failed_at, why, patience = lost, "is lost", 0.0
+        elif over and other.finished_at < inf:
+            failed_at, why, patience = other.finished_at, "ended", _NOTICE_PATIENCE
         elif other.code == 0 or other.finished_at == inf:
             continue
         else:
             failed_at, why, patience = other.finished_at, _why(other), _patience(each, other)
         if attempt.notified_at is not None and attempt.notified_at <= failed_at + patience:
             continue  # it is saving, and goes anyway
-        at = failed_at + patience
+        at = max(start, failed_at + patience)
         heeds, grace = attempt.script.heeds_sigterm, attempt.launch.stop_grace_seconds
         number = _SIGTERM if heeds else _SIGKILL
         detail = _GANG.format(rank=_rank(each), why=why)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Address
 from itertools import count
@@ -263,11 +263,32 @@ class FakeEngine:
                 self.world.meetings[gang_id] = self._meeting(gang_id, slots)
             return self.world.meetings[gang_id]
 
+    def join(self, gang_id: str, rank: int, node: str, slots: int) -> Host:
+        """See `Engine.join`."""
+        with self._guard:
+            met = self.world.meetings.get(gang_id)
+            if met is None or rank < len(met.hosts):
+                raise EngineError("LAUNCH_INVALID", f"nobody joins {gang_id} as rank {rank}", retryable=False)
+            joined = self.world.joined.setdefault(gang_id, {})
+            if rank not in joined:
+                label = re.sub(r"[^a-z0-9]+", "-", gang_id.lower())
+                joined[rank] = Host(f"{label}-{rank}", next(self._free_addresses()), max(1, slots))
+            return joined[rank]
+
+    def _free_addresses(self) -> Iterator[str]:
+        held = {name: each for name, each in self.world.meetings.items() if name not in self.world.left}
+        addresses = {host.address for each in held.values() for host in each.hosts}
+        for gang_id in held:
+            for rank, host in self.world.joined.get(gang_id, {}).items():
+                attempt = self.world.attempts.get(f"{gang_id}.{rank}")
+                if attempt is None or not attempt.released:
+                    addresses.add(host.address)
+        return (name for number in count(1) if (name := str(_NET + number)) not in addresses)
+
     def _meeting(self, gang_id: str, slots: Sequence[int]) -> Meeting:
         held = [each for name, each in self.world.meetings.items() if name not in self.world.left]
-        addresses = {host.address for each in held for host in each.hosts}
         ports = {each.port for each in held}
-        free = (name for number in count(1) if (name := str(_NET + number)) not in addresses)
+        free = self._free_addresses()
         label = re.sub(r"[^a-z0-9]+", "-", gang_id.lower())
         hosts = tuple(
             Host(f"{label}-{rank}", next(free), max(1, amount)) for rank, amount in enumerate(slots)
@@ -367,7 +388,8 @@ class FakeEngine:
         gang = attempt.launch.gang
         if gang is not None:
             members = course.members(self.world, gang)
-            if len(members) == gang.size and all(each.released for each in members):
+            every = [*members, *course.joined(self.world, gang)]
+            if len(members) == gang.size and all(each.released for each in every):
                 self.world.left.add(gang.id)
 
     def forget(self, attempt_id: str) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainshed.engines.contract import EndedBy, EngineError, Launch, Meeting, Report
+from trainshed.engines.contract import EndedBy, EngineError, Host, Launch, Meeting, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,8 @@ class World:
     present: set[str] = field(default_factory=set)
     """Images that attempts can run in."""
     meetings: dict[str, Meeting] = field(default_factory=dict)
+    joined: dict[str, dict[int, Host]] = field(default_factory=dict)
+    """By gang and rank: where those are reached that came later."""
     left: set[str] = field(default_factory=set)
     """Gangs whose members were all released: their addresses and ports are free."""
     faults: dict[str, str] = field(default_factory=dict)

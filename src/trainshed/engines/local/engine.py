@@ -15,6 +15,7 @@ from pathlib import Path
 
 from trainshed.engines.contract import (
     EngineError,
+    Host,
     Launch,
     Meeting,
     Observation,
@@ -214,6 +215,10 @@ class LocalEngine:
             message = "each program has a network of its own here (engine.isolation), so none reaches another"
             raise EngineError("NOT_SUPPORTED_BY_ENGINE", message, retryable=False)
         return self._meetings.meet(gang_id, nodes, slots)
+
+    def join(self, gang_id: str, rank: int, node: str, slots: int) -> Host:
+        """See `Engine.join`."""
+        return self._meetings.join(gang_id, rank, slots)
 
     def _can_name(self) -> bool:
         """Whether programs get a view of their own, in which host names can be made to resolve."""

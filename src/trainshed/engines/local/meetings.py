@@ -13,14 +13,14 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from ipaddress import IPv4Address
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from trainshed.engines.contract import EngineError, Host, Meeting
 from trainshed.jobkit import folder, tree
 
-MEETING, RELEASED = "meeting.json", "released"
+MEETING, RELEASED, JOINED = "meeting.json", "released", "joined"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,111}")
 _FIRST_NET, _NETS = 64, 64
 """Engines on one machine take different parts of 127.64.0.0/10, so that their gangs rarely try the same."""
@@ -62,26 +62,49 @@ class Meetings:
                 raise EngineError("ENGINE_DISK", message, retryable=True) from error
             return _meeting(decided)
 
+    def join(self, gang_id: str, rank: int, slots: int) -> Host:
+        """See `Engine.join`."""
+        with self._guard:
+            path = self.root / gang_id
+            met = folder.read(path, MEETING) if _ID.fullmatch(gang_id) else None
+            if not met or rank < met["size"]:
+                raise EngineError("LAUNCH_INVALID", f"nobody joins {gang_id} as rank {rank}", retryable=False)
+            name = f"{JOINED}.{rank}"
+            known = folder.read(path, name)
+            if not known:
+                address = next(self._free_addresses(list(self._held())))
+                known = self._host(gang_id, rank, address, slots)
+                try:
+                    folder.write_durably(path, name, known)
+                except OSError as error:
+                    message = f"where {gang_id}.{rank} is reached cannot be recorded: {error}"
+                    raise EngineError("ENGINE_DISK", message, retryable=True) from error
+            return Host(known["name"], known["address"], known["slots"])
+
     def _decide(self, gang_id: str, size: int, slots: Sequence[int]) -> dict[str, Any]:
         held = list(self._held())
-        addresses = {host["address"] for each in held for host in each["hosts"]}
         ports = {port for each in held for port in (each["port"], each["check_port"])}
-        # Below the last byte 1 to 250: nothing that a program takes for a network or a broadcast.
-        free = (
-            str(self._net + number)
-            for number in count(1)
-            if number % 256 not in {0, *range(251, 256)} and str(self._net + number) not in addresses
-        )
-        chosen = [next(free) for _ in range(size)]
-        label = re.sub(r"[^a-z0-9]+", "-", gang_id.lower()).strip("-")
-        hosts = []
-        for rank, (address, amount) in enumerate(zip(chosen, slots, strict=True)):
-            ending = f"-{rank}"
-            name = label[: _LABEL_CHARS - len(ending)].rstrip("-") + ending if self._names else address
-            hosts.append({"name": name, "address": address, "slots": max(1, amount)})
+        chosen = list(islice(self._free_addresses(held), size))
+        hosts = [
+            self._host(gang_id, rank, address, amount)
+            for rank, (address, amount) in enumerate(zip(chosen, slots, strict=True))
+        ]
         port = self._free_port(chosen[0], ports)
         check_port = self._free_port(chosen[0], {*ports, port})
         return {"hosts": hosts, "port": port, "check_port": check_port, "size": size}
+
+    def _free_addresses(self, held: Sequence[dict[str, Any]]) -> Iterator[str]:
+        taken = {host["address"] for each in held for host in each["hosts"]}
+        for number in count(1):
+            # Below the last byte 1 to 250: nothing that a program takes for a network or a broadcast.
+            address = str(self._net + number)
+            if number % 256 not in {0, *range(251, 256)} and address not in taken:
+                yield address
+
+    def _host(self, gang_id: str, rank: int, address: str, slots: int) -> dict[str, Any]:
+        label, ending = re.sub(r"[^a-z0-9]+", "-", gang_id.lower()).strip("-"), f"-{rank}"
+        name = label[: _LABEL_CHARS - len(ending)].rstrip("-") + ending if self._names else address
+        return {"name": name, "address": address, "slots": max(1, slots)}
 
     def check_port(self, gang_id: str, meeting: Meeting) -> int:
         """Where the check before training of a gang meets on its first host.
@@ -100,12 +123,14 @@ class Meetings:
         raise EngineError("NO_FREE_PORT", f"no port of {address} is free", retryable=True)
 
     def _held(self) -> Iterator[dict[str, Any]]:
-        """What was decided for gangs that are not released."""
+        """What was decided for gangs that are not released, with those that joined and are there."""
         if not self.root.is_dir():
             return
         for path in self.root.iterdir():
             if not folder.exists(path, RELEASED) and (known := folder.read(path, MEETING)):
-                yield known
+                there = [rank for rank in _joined(path) if not folder.exists(path, f"{RELEASED}.{rank}")]
+                joined = [folder.read(path, f"{JOINED}.{rank}") for rank in there]
+                yield {**known, "hosts": [*known["hosts"], *(each for each in joined if each)]}
 
     def of(self, attempt_id: str) -> Path | None:
         """The folder of the gang that an attempt is a member of, if there is one."""
@@ -119,8 +144,7 @@ class Meetings:
         if path is None:
             return
         (path / f"{RELEASED}.{attempt_id.rpartition('.')[2]}").touch()
-        size = (folder.read(path, MEETING) or {}).get("size", 0)
-        if all(folder.exists(path, f"{RELEASED}.{rank}") for rank in range(size)):
+        if all(folder.exists(path, f"{RELEASED}.{rank}") for rank in _ranks(path)):
             (path / RELEASED).touch()
 
     def forgotten(self, attempt_id: str, attempts: Path) -> None:
@@ -144,8 +168,18 @@ class Meetings:
 
 
 def _has_members(path: Path, attempts: Path) -> bool:
+    return any((attempts / f"{path.name}.{rank}").exists() for rank in _ranks(path))
+
+
+def _ranks(path: Path) -> list[int]:
+    """Every member that a gang ever had."""
     size = (folder.read(path, MEETING) or {}).get("size", 0)
-    return any((attempts / f"{path.name}.{rank}").exists() for rank in range(size))
+    return [*range(size), *_joined(path)]
+
+
+def _joined(path: Path) -> list[int]:
+    names = (each.name.rpartition(".") for each in path.glob(f"{JOINED}.*"))
+    return sorted(int(rank) for name, _, rank in names if name == JOINED and rank.isdecimal())
 
 
 def free_port(address: str) -> int:

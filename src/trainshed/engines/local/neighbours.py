@@ -16,7 +16,7 @@ _MACHINE_HOSTS = Path("/etc/hosts")
 
 def files(gang: Gang) -> dict[str, str]:
     """The texts of files that lie in the attempt folder, by name."""
-    hosts = gang.meeting.hosts
+    hosts = gang.meeting.hosts if gang.host is None else (*gang.meeting.hosts, gang.host)
     named = [host for host in hosts if host.name != host.address]
     own = ""
     with suppress(OSError, UnicodeDecodeError):

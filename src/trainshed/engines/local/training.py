@@ -33,8 +33,14 @@ class TrainingIntents:
         """Raises `EngineError` for what no member can be."""
         gang = launch.gang
         if gang is not None:
-            if launch.attempt_id != f"{gang.id}.{gang.rank}" or not 0 <= gang.rank < gang.size:
+            if launch.attempt_id != f"{gang.id}.{gang.rank}" or gang.rank < 0:
                 _refuse(f"{launch.attempt_id} is not rank {gang.rank} of the {gang.size} of {gang.id}")
+            if gang.joins != (gang.host is not None):
+                _refuse(
+                    f"rank {gang.rank} of the {gang.size} of {gang.id}: who joins, and only they, has a host"
+                )
+            if gang.joins and (launch.ssh is not None or launch.precheck is not None):
+                _refuse(f"{launch.attempt_id} joins: logins and the check are for those that begin together")
             if len(gang.meeting.hosts) != gang.size:
                 _refuse(f"{gang.id} has {gang.size} members and {len(gang.meeting.hosts)} hosts")
         if launch.notice is not None and launch.notice.signal not in _SIGNALS:
@@ -111,6 +117,7 @@ class TrainingIntents:
                 "rank": gang.rank,
                 "size": gang.size,
                 "start_seconds": gang.start_seconds,
+                "optional": sorted(gang.optional),
                 "folder": os.fspath(self._meetings.root / gang.id),
             },
             "notice": notice and {"signal": int(signal.Signals[notice.signal]), "name": notice.signal},

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainshed.engines.contract import (
     EngineError,
+    Host,
     Launch,
     Meeting,
     Observation,
@@ -208,6 +209,11 @@ class RayEngine:
         if not mirror.is_over():
             mirror.write(folder.STOP, {"grace": grace_seconds, "at": time.time()})
             self._keeper.wake(attempt_id)
+
+    def join(self, gang_id: str, rank: int, node: str, slots: int) -> Host:
+        """See `Engine.join`: the bundles of a gang are reserved once."""
+        message = f"{gang_id} has its bundles on a shared cluster: rank {rank} cannot join it on {node}"
+        raise EngineError("NOT_SUPPORTED_BY_ENGINE", message, retryable=False)
 
     def notify(self, attempt_id: str, *, reason: str, deadline: float) -> None:
         """See `Engine.notify`."""

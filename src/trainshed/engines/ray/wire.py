@@ -80,7 +80,8 @@ def launch_from_json(said: Mapping[str, Any], files: Path) -> Launch:
 def _gang(said: Json | None) -> Gang | None:
     if said is None:
         return None
-    return Gang(**{**said, "role": Role(said["role"]), "meeting": meeting_from_json(said["meeting"])})
+    plain = {"role": Role(said["role"]), "meeting": meeting_from_json(said["meeting"])}
+    return Gang(**{**said, **plain, "optional": tuple(said.get("optional", ()))})
 
 
 def _ssh(said: Json | None) -> Ssh | None:
