@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from support import postgres as private_postgres
+from support.databases import KINDS
 from support.postgres import PrivateCluster
 from support.processes import strangers_of
 from support.registry import Registry, missing_programs, running_registry
@@ -30,7 +31,6 @@ hypothesis.settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"),
 )
 
-DATABASES = os.environ.get("TRAINSHED_TEST_DATABASES", "sqlite,postgresql").split(",")
 _LEAVE_SECONDS = 10.0
 
 
@@ -105,7 +105,7 @@ def _migrated_postgres(postgres: PrivateCluster) -> str:
     return "migrated"
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture(params=KINDS)
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database without any table, of each kind in turn."""
     if request.param == "sqlite":
@@ -117,7 +117,7 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
     cluster.drop_database(name)
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture(params=KINDS)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database with the newest schema and no rows, of each kind in turn."""
     if request.param == "sqlite":

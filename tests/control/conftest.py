@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from support.databases import KINDS
 from support.deployment import Deployment, FakeDeployment, LocalDeployment
 from trainshed.store.database import Database
 
-_DATABASES = os.environ.get("TRAINSHED_TEST_DATABASES", "sqlite,postgresql").split(",")
 
-
-@pytest.fixture(scope="module", params=_DATABASES)
+@pytest.fixture(scope="module", params=KINDS)
 def reused_database(request: pytest.FixtureRequest, tmp_path_factory) -> Iterator[Database]:
     """One database of each kind for the many short runs of a module, which empty it themselves."""
     if request.param == "sqlite":

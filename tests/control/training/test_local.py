@@ -1,25 +1,26 @@
-"""Gangs on the local engine: real programs on this machine."""
+"""Gangs on the local engine: real programs on this machine. How torchrun finds itself: tests/training."""
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
 
+from support.databases import on_one_kind
 from support.deployment import GPU_MODEL
 from support.gangs import GangDeployment, catalog, task
 from support.ray_cluster import need_ray
-from support.torch import torch_path
 from support.waiting import wait_until
 from trainshed.content.logs import LogReader
 from trainshed.engines.local import LocalEngine
 from trainshed.model.states import State
 from trainshed.model.training.catalog import ANY, Volume
 from trainshed.model.training.spec import EnvVar, Kind, Mount, MountType
+
+pytestmark = on_one_kind
 
 
 class LocalGangs(GangDeployment):
@@ -133,41 +134,6 @@ def test_P14_gangs_run_on_while_the_server_restarts(here):
     assert d.trial(job).state is State.SUCCEEDED, d.trial(job).error_message
     assert len(d.attempts(job)) == 1
     assert [d.output(unit) for unit in d.units(job)] == [b"done\n", b"done\n"]
-
-
-_TRAIN = """cat > train.py <<'EOF'
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1) * dist.get_rank()
-dist.all_reduce(total)
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {total.item():g}", flush=True)
-dist.destroy_process_group()
-EOF
-"""
-_PAGE = (
-    'torchrun --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" --nnodes "$WORLD_SIZE"'
-    ' --nproc_per_node 2 --node_rank "$RANK" train.py'
-)
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("command", [_PAGE, "torchrun train.py"], ids=["the page's line", "bare"])
-def test_C44_torchrun_trains_on_two_replicas_of_two_processes(here, command):
-    path = torch_path()
-    d = here()
-    spec = task(
-        workers=1,
-        specs=["h100x2"],
-        cmd=_TRAIN + command,
-        env=(EnvVar("PATH", path), EnvVar("OMP_NUM_THREADS", "1")),
-    )
-    job = d.create(spec)
-    d.settled(job, 240)
-    assert d.trial(job).state is State.SUCCEEDED, d.trial(job).error_message
-    said = "".join(d.output(unit).decode() for unit in d.units(job))
-    # Two processes of a replica write to one stream: their lines may share one.
-    assert sorted(re.findall(r"rank \d of \d: sum \d", said)) == [f"rank {n} of 4: sum 6" for n in range(4)]
 
 
 @pytest.mark.xdist_group("ray")
