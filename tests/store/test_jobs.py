@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -63,7 +65,10 @@ def test_the_same_request_id_in_another_project_is_another_job(database):
 def test_a_job_is_read_back_as_it_was_accepted(database):
     add_project(database)
     job, trials = add_job(database, "r", trials=16, canonical='{"a":"\\u00e9\\ud800"}')
-    assert job_of(database, job) == job
+    read = job_of(database, job)
+    assert replace(read, digits="", short_id="") == job
+    assert re.fullmatch(r"[0-9a-f]{12}", read.digits)
+    assert read.short_id == read.digits[:6]
     assert [trial.position for trial in trials] == list(range(16))
     assert {trial.state for trial in trials} == {State.QUEUED}
     with database.read() as connection:

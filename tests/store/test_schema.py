@@ -17,7 +17,7 @@ from support.rows import add_job, add_project
 from trainshed.model.access import Permission
 from trainshed.model.runner_tree import tree_manifest
 from trainshed.model.states import MOVES, REOPENINGS, TERMINAL, ImpossibleMove, State, check_move
-from trainshed.store import columns, garbage, jobs, records, runners, tables, training_tables
+from trainshed.store import columns, garbage, jobs, records, runners, script_tables, tables, training_tables
 from trainshed.store.database import Database
 from trainshed.store.schema import SchemaTooNew, migrate
 

@@ -11,6 +11,7 @@ from trainshed.model.errors import Refusal
 from trainshed.model.states import E_TRIAL_WORDS, WAITING, AllocationState, OutputStatus, State
 from trainshed.store import manifests
 from trainshed.store.events import NewEvent, record
+from trainshed.store.job_digits import with_digits
 from trainshed.store.records import Allocation, Artifact, Attempt, Job, Trial, TrialContent
 from trainshed.store.tables import allocations, artifacts, attempts, jobs, trial_contents, trials
 from trainshed.store.visibility import Viewer, is_hidden, shown
@@ -78,6 +79,7 @@ def find_by_request(connection: Connection, project_id: str, request_id: str) ->
 
 def insert_job(connection: Connection, job: Job, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert a Job with its Trials (columns of ``trials``) and its first events."""
+    job = with_digits(connection, job)
     connection.execute(_INSERT_JOB, {column.name: getattr(job, column.name) for column in jobs.c})
     connection.execute(_INSERT_TRIALS, list(rows))
     accepted = NewEvent(

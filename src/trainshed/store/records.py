@@ -102,6 +102,10 @@ class Job:
     finished_at: float | None
     stop_accepted_at: float | None
     platform_version: str | None = None
+    digits: str = ""
+    """Twelve random hexadecimal digits; given by the store when the Job is inserted."""
+    short_id: str = ""
+    """The shortest prefix of ``digits`` that was nobody else's when the Job was inserted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,12 @@ jobs = Table(
     Column("finished_at", Double),
     Column("stop_accepted_at", Double),
     Column("platform_version", String),
+    # Twelve random hexadecimal digits, and the shortest prefix of them that was nobody else's at creation.
+    Column("digits", String(12)),
+    Column("short_id", String(12)),
     UniqueConstraint("project_id", "request_id"),
+    Index("uq_jobs_digits", "digits", unique=True),
+    Index("uq_jobs_short_id", "short_id", unique=True),
     Index("ix_jobs_newest", "project_id", "id"),
     Index("ix_jobs_by_status", "project_id", "status", "id"),
 )

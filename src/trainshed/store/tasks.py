@@ -24,6 +24,7 @@ from sqlalchemy import (
 
 from trainshed.model.states import State
 from trainshed.store.events import NewEvent, record
+from trainshed.store.job_digits import with_digits
 from trainshed.store.jobs import trial_of
 from trainshed.store.records import Job, Replica, Task, Trial
 from trainshed.store.tables import jobs, replicas, trials
@@ -76,6 +77,7 @@ def insert_task(
     sentence: str,
 ) -> None:
     """Insert a task with its Job, its Trial (columns of ``trials``) and its first events."""
+    job = with_digits(connection, job)
     connection.execute(insert(jobs), {column.name: getattr(job, column.name) for column in jobs.c})
     connection.execute(insert(trials), dict(trial))
     connection.execute(insert(tasks), {column.name: getattr(task, column.name) for column in tasks.c})

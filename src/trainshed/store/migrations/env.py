@@ -3,6 +3,7 @@
 from alembic import context
 
 from trainshed.store import (
+    script_tables,  # noqa: F401 - importing it fills the metadata
     tables,  # noqa: F401 - importing it fills the metadata
     training_tables,  # noqa: F401 - importing it fills the metadata
 )

@@ -1,0 +1,1 @@
+"""Jobs of kind `script`: a packed project folder that runs somewhere on a GPU (contract G)."""
