@@ -25,7 +25,7 @@ def joining(harness: Harness, launches: Sequence[Launch], rank: int, behaviour: 
     """A launch that joins the gang of these."""
     one = launches[0].gang
     assert one is not None
-    host = harness.engine.join(one.id, rank, one.node, 1)
+    host = harness.engine.join(one.id, rank, 1)
     place = Gang(one.id, rank, one.size, Role.WORKER, one.node, one.meeting, optional=one.optional, host=host)
     return replace(harness.launch(f"{one.id}.{rank}", behaviour), gang=place)
 
@@ -36,12 +36,12 @@ class JoiningConformance:
     def test_C51_where_one_joins_is_decided_once_and_is_nobody_elses(self, harness: Harness) -> None:
         node = harness.engine.nodes()[0].name
         met = harness.engine.meet("gang-1", [node] * 2, [1, 1])
-        first = harness.engine.join("gang-1", 2, node, 1)
-        assert harness.engine.join("gang-1", 2, node, 1) == first
+        first = harness.engine.join("gang-1", 2, 1)
+        assert harness.engine.join("gang-1", 2, 1) == first
         harness.reopen()
-        assert harness.engine.join("gang-1", 2, node, 1) == first
+        assert harness.engine.join("gang-1", 2, 1) == first
         other = harness.engine.meet("gang-2", [node], [1])
-        third = harness.engine.join("gang-1", 3, node, 1)
+        third = harness.engine.join("gang-1", 3, 1)
         taken = [each.address for each in (*met.hosts, *other.hosts, first, third)]
         assert len(set(taken)) == len(taken)
 
@@ -52,7 +52,7 @@ class JoiningConformance:
         node = harness.engine.nodes()[0].name
         harness.engine.meet("gang-1", [node] * 2, [1, 1])
         with pytest.raises(EngineError) as refused:
-            harness.engine.join(gang_id, rank, node, 1)
+            harness.engine.join(gang_id, rank, 1)
         assert refused.value.code == "LAUNCH_INVALID"
 
     def test_C51_one_that_joins_waits_for_the_start_and_nobody_waits_for_it(self, harness: Harness) -> None:

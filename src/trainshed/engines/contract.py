@@ -33,9 +33,9 @@ call again, so every method below is idempotent. The numbered rules are what the
 18. ``meet`` is decided once for a gang: the same hosts and ports are answered for ever, and no two gangs
     that are not released share a port on an address.
 19. A member with a rank of `Gang.size` or more joins a gang that has begun: it was given its place by
-    ``join``, starts no user code before the gang's start is decided and none if there is no start, for which
-    nobody waits for it. Its end ends nobody, and neither does that of a member in `Gang.optional` whose user code
-    had begun (C51). Rule 15 ends them all the same, and so does, within 60 s, the end of rank 0.
+    ``join``, starts no user code before the gang's start is decided and none if there is no start; nobody
+    waits for it. Its end ends nobody, and neither does that of a member in `Gang.optional` whose user
+    code had begun (C51). Rule 15 ends them all the same, and so does, within 60 s, the end of rank 0.
 20. ``open_shell`` starts a shell beside a program that runs (C50): as its user, in its namespaces, its work
     directory and its control groups, with its variables. It ends with `Shell.close`, with this process however
     that ends, and with the attempt: ``release`` counts it as any other process. It changes nothing of how the
@@ -410,7 +410,7 @@ class Engine(Protocol):
         """Where members placed on ``nodes``, by rank, will meet (rule 18). Raises `EngineError`."""
         ...
 
-    def join(self, gang_id: str, rank: int, node: str, slots: int) -> Host:
+    def join(self, gang_id: str, rank: int, slots: int) -> Host:
         """Where one that joins a gang that met will be reached (rule 19); decided once, as by ``meet``.
 
         Raises `EngineError`: ``NOT_SUPPORTED_BY_ENGINE`` where nobody can, ``LAUNCH_INVALID`` for a gang that

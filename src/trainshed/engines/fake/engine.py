@@ -30,6 +30,7 @@ from trainshed.engines.contract import (
 )
 from trainshed.engines.fake import course
 from trainshed.engines.fake.scripts import Attempt, ImageScript, Script, World
+from trainshed.engines.fake.shells import FakeShell
 from trainshed.jobkit import frames
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node
@@ -263,7 +264,7 @@ class FakeEngine:
                 self.world.meetings[gang_id] = self._meeting(gang_id, slots)
             return self.world.meetings[gang_id]
 
-    def join(self, gang_id: str, rank: int, node: str, slots: int) -> Host:
+    def join(self, gang_id: str, rank: int, slots: int) -> Host:
         """See `Engine.join`."""
         with self._guard:
             met = self.world.meetings.get(gang_id)
@@ -317,6 +318,21 @@ class FakeEngine:
         """See `Engine.samples`."""
         with self._guard:
             return [each for each in course.samples(self.world, attempt_id) if each.at > after]
+
+    def shells(self) -> str | None:
+        """See `Engine.shells`."""
+        return None
+
+    def open_shell(self, attempt_id: str, *, rows: int, columns: int) -> FakeShell:
+        """See `Engine.open_shell`: a line is answered, ``exit N`` ends it."""
+
+        def runs() -> bool:
+            with self._guard:
+                return course.observe(self.world, attempt_id).phase is Phase.RUNNING
+
+        if not runs():
+            raise EngineError("SHELL_UNAVAILABLE", f"{attempt_id} does not run", retryable=True)
+        return FakeShell(runs, rows, columns)
 
     def faults(self) -> Mapping[str, str]:
         """See `Engine.faults`."""

@@ -34,6 +34,7 @@ from trainshed.engines.local.intents import Intents
 from trainshed.engines.local.isolation import Isolation
 from trainshed.engines.local.meetings import Meetings
 from trainshed.engines.local.release import kill, release
+from trainshed.engines.local.shells import LocalShell, open_shell
 from trainshed.jobkit import cgroups, folder, linux, mounts, procs, shim, tree
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node, simulated_share
@@ -216,7 +217,7 @@ class LocalEngine:
             raise EngineError("NOT_SUPPORTED_BY_ENGINE", message, retryable=False)
         return self._meetings.meet(gang_id, nodes, slots)
 
-    def join(self, gang_id: str, rank: int, node: str, slots: int) -> Host:
+    def join(self, gang_id: str, rank: int, slots: int) -> Host:
         """See `Engine.join`."""
         return self._meetings.join(gang_id, rank, slots)
 
@@ -282,6 +283,17 @@ class LocalEngine:
     def samples(self, attempt_id: str, after: float) -> Sequence[Sample]:
         """See `Engine.samples`."""
         return feedback.samples(self._path(attempt_id), after)
+
+    def shells(self) -> str | None:
+        """See `Engine.shells`."""
+        return None
+
+    def open_shell(self, attempt_id: str, *, rows: int, columns: int) -> LocalShell:
+        """See `Engine.open_shell`: the shim of the attempt starts it."""
+        path = self._path(attempt_id)
+        if evidence.observe(path).phase is not Phase.RUNNING:
+            raise EngineError("SHELL_UNAVAILABLE", f"{attempt_id} does not run", retryable=True)
+        return open_shell(self._root, path, rows, columns)
 
     def faults(self) -> Mapping[str, str]:
         """See `Engine.faults`, and `trainshed.engines.local.faults`."""

@@ -25,11 +25,13 @@ from trainshed.engines.ray import units, wire
 from trainshed.engines.ray.channel import Channel, default_python
 from trainshed.engines.ray.keeper import Keeper
 from trainshed.engines.ray.mirror import GROUP, HANDED, INTENT, RELEASED, Mirror
+from trainshed.engines.shell import Shell
 from trainshed.jobkit import folder, tree
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Node
 
 _MEETINGS = "meetings"
+_NO_SHELLS = "no shell can be opened on the nodes of a shared Ray cluster"
 
 
 class RayEngine:
@@ -210,9 +212,17 @@ class RayEngine:
             mirror.write(folder.STOP, {"grace": grace_seconds, "at": time.time()})
             self._keeper.wake(attempt_id)
 
-    def join(self, gang_id: str, rank: int, node: str, slots: int) -> Host:
+    def shells(self) -> str | None:
+        """See `Engine.shells`: what reaches a node of somebody else's cluster are actors, which have none."""
+        return _NO_SHELLS
+
+    def open_shell(self, attempt_id: str, *, rows: int, columns: int) -> Shell:
+        """See `Engine.open_shell`."""
+        raise EngineError("NOT_SUPPORTED_BY_ENGINE", f"{attempt_id}: {_NO_SHELLS}", retryable=False)
+
+    def join(self, gang_id: str, rank: int, slots: int) -> Host:
         """See `Engine.join`: the bundles of a gang are reserved once."""
-        message = f"{gang_id} has its bundles on a shared cluster: rank {rank} cannot join it on {node}"
+        message = f"{gang_id} has its bundles on a shared cluster: rank {rank} with {slots} slots cannot join"
         raise EngineError("NOT_SUPPORTED_BY_ENGINE", message, retryable=False)
 
     def notify(self, attempt_id: str, *, reason: str, deadline: float) -> None:
