@@ -24,6 +24,7 @@ from trainshed.engines.contract import (
     TreeFile,
 )
 from trainshed.engines.registry import ENGINES, load
+from trainshed.engines.shell import Shell
 from trainshed.model.logs import LogFiles
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Report",
     "Role",
     "Sample",
+    "Shell",
     "Ssh",
     "TreeFile",
     "load",

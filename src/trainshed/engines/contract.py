@@ -37,9 +37,9 @@ call again, so every method below is idempotent. The numbered rules are what the
     waits for it. Its end ends nobody, and neither does that of a member in `Gang.optional` whose user
     code had begun (C51). Rule 15 ends them all the same, and so does, within 60 s, the end of rank 0.
 20. ``open_shell`` starts a shell beside a program that runs (C50): as its user, in its namespaces, its work
-    directory and its control groups, with its variables. It ends with `Shell.close`, with this process however
-    that ends, and with the attempt: ``release`` counts it as any other process. It changes nothing of how the
-    attempt ends. Where ``shells`` says why there are none, it raises ``NOT_SUPPORTED_BY_ENGINE``.
+    directory and its control groups, with its variables. It ends with `Shell.close`, with this process
+    however that ends, and with the attempt: ``release`` counts it as any other process. It changes nothing of
+    how the attempt ends. Where ``shells`` says why there are none, it raises ``NOT_SUPPORTED_BY_ENGINE``.
 """
 
 from __future__ import annotations

@@ -266,9 +266,7 @@ def _prepare(path: str, launch: folder.Json, stdout: int, stderr: int) -> Report
     enforcement |= {"storage": "watched", "log": "shim", "tree": launch["killing"]}
     enforcement["isolation"] = container.NAME if keeper else sandbox.NAME if box else sandbox.NONE
     storage = limits["storage_mb"] * cgroups.MIB
-    # Files in shared memory count for this limit too, and may be larger.
-    _lower(resource.RLIMIT_FSIZE, max(storage, limits["shm_mb"] * cgroups.MIB))
-    _lower(resource.RLIMIT_CORE, 0)
+    lower_limits(limits)
     return (
         launch["timeout"],
         launch["grace"],
@@ -352,6 +350,13 @@ def _private_shared_memory(size_mb: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def lower_limits(limits: folder.Json) -> None:
+    """Lower what this process may use to the limits of a launch that the kernel keeps for each process."""
+    # Files in shared memory count for this limit too, and may be larger.
+    _lower(resource.RLIMIT_FSIZE, max(limits["storage_mb"], limits["shm_mb"]) * cgroups.MIB)
+    _lower(resource.RLIMIT_CORE, 0)
 
 
 def _lower(limit: int, value: int) -> None:

@@ -20,6 +20,7 @@ an attempt got; no process id is ever trusted across a restart.
 ``secrets.json``    hidden values and keys, readable by us alone; gone when the program ended
 ``notice.json``     durable request to tell the program that it must go (C36)
 ``stage``           how far one that prepares got
+``shells``          names of shells that are asked for (`trainshed.jobkit.shells`)
 ``reports.jsonl``   what the shim has to say, numbered; ``samples.jsonl`` what it measured
 ``.exit.json``      the exit record to be: disk space held for it and for the end of the log
 ==================  =====================================================================
@@ -43,7 +44,7 @@ VOLUMES = "volumes"
 FRAMES, INDEX = "log.frames", "log.index"
 REPORTS, SAMPLES, OLDER_SAMPLES = "reports.jsonl", "samples.jsonl", "samples.1.jsonl"
 TRAINING, SECRETS, NOTICE, STAGE = "training.json", "secrets.json", "notice.json", "stage"
-GANGS, BEGUN = "gangs", "begun"
+GANGS, BEGUN, SHELLS = "gangs", "begun", "shells"
 
 _FLOCK = struct.Struct("@hhqqi4x")
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)

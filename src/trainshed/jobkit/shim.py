@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trainshed.jobkit.shells import Shells
     from trainshed.jobkit.training import Training
 
 STOP, TIMEOUT, DISK, MEMORY, EXIT, NOT_STARTED = "stop", "timeout", "disk", "memory", "exit", "not_started"
@@ -108,6 +109,7 @@ class _Attempt:
         self._kill_at: float | None = None
         self._timeout_at = 0.0
         self._disk_at = 0.0
+        self._shells: Shells | None = None
         self._training: Training | None = None
         if folder.exists(path, folder.TRAINING):
             from trainshed.jobkit.training import Training  # noqa: PLC0415 - costs memory beside user code
@@ -310,6 +312,15 @@ class _Attempt:
             self._begin_end(STOP, ready.grace if grace is None else float(grace))
         elif self._training is not None:
             self._training.hear()
+        if not self._reason and folder.exists(self._path, folder.SHELLS):
+            self._open_shells()
+
+    def _open_shells(self) -> None:
+        if self._shells is None:
+            from trainshed.jobkit.shells import Shells  # noqa: PLC0415 - costs memory beside user code
+
+            self._shells = Shells(self._path, self._main, self._launch, lambda: self._group().pids())
+        self._shells.open()
 
     def _begin_end(self, reason: str, grace: float) -> None:
         """Ask the tree to end now and kill it after ``grace`` seconds; the first reason stands."""
@@ -333,11 +344,15 @@ class _Attempt:
                 return
             if pid == self._main:
                 self._status = status
+            elif self._shells is not None:
+                self._shells.ended(pid)
 
     def _members(self) -> set[int]:
         """The processes that are the program's now."""
-        helpers = self._ready.helpers if self._ready else ()
-        return {*procs.descendants(os.getpid()), *self._group().pids()} - set(helpers)
+        helpers = set(self._ready.helpers if self._ready else ())
+        if self._shells is not None:
+            helpers |= self._shells.processes()
+        return {*procs.descendants(os.getpid()), *self._group().pids()} - helpers
 
     # After the program ended
 

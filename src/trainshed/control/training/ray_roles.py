@@ -135,6 +135,7 @@ def ray_part(task: RayTask, rank: int) -> RayPart:
         "token": task.token,
         "head": task.meeting.hosts[0].address,
         "port": task.meeting.port,
+        "dashboard_port": task.meeting.dashboard_port,
         "address": task.meeting.hosts[rank].address,
         "machine": task.nodes[rank],
         "workers": members - 2,

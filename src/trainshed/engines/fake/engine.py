@@ -288,13 +288,14 @@ class FakeEngine:
 
     def _meeting(self, gang_id: str, slots: Sequence[int]) -> Meeting:
         held = [each for name, each in self.world.meetings.items() if name not in self.world.left]
-        ports = {each.port for each in held}
+        ports = {port for each in held for port in (each.port, each.dashboard_port)}
         free = self._free_addresses()
         label = re.sub(r"[^a-z0-9]+", "-", gang_id.lower())
         hosts = tuple(
             Host(f"{label}-{rank}", next(free), max(1, amount)) for rank, amount in enumerate(slots)
         )
-        return Meeting(hosts, next(port for port in count(_FIRST_PORT) if port not in ports))
+        free_ports = (port for port in count(_FIRST_PORT) if port not in ports)
+        return Meeting(hosts, next(free_ports), next(free_ports))
 
     def notify(self, attempt_id: str, *, reason: str, deadline: float) -> None:
         """See `Engine.notify`."""

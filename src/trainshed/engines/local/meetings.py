@@ -83,7 +83,7 @@ class Meetings:
 
     def _decide(self, gang_id: str, size: int, slots: Sequence[int]) -> dict[str, Any]:
         held = list(self._held())
-        ports = {port for each in held for port in (each["port"], each["check_port"])}
+        ports = {each.get(name, 0) for each in held for name in ("port", "check_port", "dashboard_port")}
         chosen = list(islice(self._free_addresses(held), size))
         hosts = [
             self._host(gang_id, rank, address, amount)
@@ -91,7 +91,8 @@ class Meetings:
         ]
         port = self._free_port(chosen[0], ports)
         check_port = self._free_port(chosen[0], {*ports, port})
-        return {"hosts": hosts, "port": port, "check_port": check_port, "size": size}
+        found = {"hosts": hosts, "port": port, "check_port": check_port, "size": size}
+        return found | {"dashboard_port": self._free_port(chosen[0], {*ports, port, check_port})}
 
     def _free_addresses(self, held: Sequence[dict[str, Any]]) -> Iterator[str]:
         taken = {host["address"] for each in held for host in each["hosts"]}
@@ -208,4 +209,4 @@ _NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 
 def _meeting(known: dict[str, Any]) -> Meeting:
     hosts = tuple(Host(each["name"], each["address"], each["slots"]) for each in known["hosts"])
-    return Meeting(hosts, known["port"])
+    return Meeting(hosts, known["port"], known.get("dashboard_port", 0))

@@ -218,7 +218,8 @@ class RayEngine:
 
     def open_shell(self, attempt_id: str, *, rows: int, columns: int) -> Shell:
         """See `Engine.open_shell`."""
-        raise EngineError("NOT_SUPPORTED_BY_ENGINE", f"{attempt_id}: {_NO_SHELLS}", retryable=False)
+        message = f"{attempt_id} gets no terminal of {rows} x {columns}: {_NO_SHELLS}"
+        raise EngineError("NOT_SUPPORTED_BY_ENGINE", message, retryable=False)
 
     def join(self, gang_id: str, rank: int, slots: int) -> Host:
         """See `Engine.join`: the bundles of a gang are reserved once."""

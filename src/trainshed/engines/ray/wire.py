@@ -93,7 +93,8 @@ def _ssh(said: Json | None) -> Ssh | None:
 
 def meeting_from_json(said: Mapping[str, Any]) -> Meeting:
     """Where a gang meets."""
-    return Meeting(tuple(Host(**host) for host in said["hosts"]), said["port"])
+    hosts = tuple(Host(**host) for host in said["hosts"])
+    return Meeting(hosts, said["port"], said.get("dashboard_port", 0))
 
 
 def observation_to_json(seen: Observation) -> Json:

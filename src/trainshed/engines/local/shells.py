@@ -1,0 +1,135 @@
+"""The engine's end of a shell beside a program: the terminal, and the connection that keeps it open."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import termios
+from pathlib import Path
+from typing import Any
+
+from trainshed.engines.contract import EngineError
+from trainshed.jobkit import folder
+from trainshed.jobkit.shells import socket_path
+
+_OPEN_SECONDS = 20.0
+"""More than a shim takes to look at its requests by itself, if the program took its FIFO away."""
+_MESSAGE_BYTES = 1 << 14
+
+
+class LocalShell:
+    """See `Shell`. Closing its connection ends it, and so does the end of this process."""
+
+    def __init__(self, terminal: int, connection: socket.socket) -> None:
+        self._terminal = terminal
+        self._connection = connection
+        self._said = b""
+        self._code: int | None = None
+        os.set_blocking(terminal, False)
+
+    @property
+    def terminal(self) -> int:
+        """See `Shell.terminal`."""
+        return self._terminal
+
+    @property
+    def ended(self) -> int:
+        """See `Shell.ended`."""
+        return self._connection.fileno()
+
+    def started(self) -> None:
+        """Wait until it runs. Raises `EngineError` with the reason if it does not."""
+        try:
+            self._connection.settimeout(_OPEN_SECONDS)
+            said = self._next()
+        except (OSError, ValueError) as error:
+            raise _unavailable(f"the shell did not start: {error}") from error
+        if said is None:
+            raise _unavailable("the program ended before the shell had started")
+        if said.get("started") is not True:
+            raise _unavailable(f"the shell did not start: {said.get('error')}")
+        self._connection.settimeout(0)
+
+    def exit_code(self) -> int | None:
+        """See `Shell.exit_code`."""
+        if self._code is None:
+            with contextlib.suppress(OSError, ValueError):
+                code = (self._next() or {}).get("exit_code")
+                self._code = code if isinstance(code, int) else None
+        return self._code
+
+    def _next(self) -> dict[str, Any] | None:
+        """The next message of the leader's; ``None`` if it is gone."""
+        while b"\n" not in self._said and len(self._said) < _MESSAGE_BYTES:
+            data = self._connection.recv(_MESSAGE_BYTES)
+            if not data:
+                return None
+            self._said += data
+        line, _, self._said = self._said.partition(b"\n")
+        said = json.loads(line)
+        return said if isinstance(said, dict) else {}
+
+    def resize(self, rows: int, columns: int) -> None:
+        """See `Shell.resize`."""
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def close(self) -> None:
+        """See `Shell.close`."""
+        if self._terminal >= 0:
+            self._connection.close()
+            os.close(self._terminal)
+            self._terminal = -1
+
+
+def open_shell(root: Path, path: Path, rows: int, columns: int) -> LocalShell:
+    """Have the shim of the attempt in ``path`` start a shell. Raises `EngineError`."""
+    place, name = root / folder.SHELLS, os.urandom(8).hex()
+    request = path / folder.SHELLS / name
+    with contextlib.ExitStack() as stack:
+        try:
+            place.mkdir(mode=0o700, exist_ok=True)
+            held = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, held)
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(socket_path(held, name))
+            stack.callback((place / name).unlink, missing_ok=True)
+            listener.listen(1)
+            listener.settimeout(_OPEN_SECONDS)
+            request.parent.mkdir(mode=0o700, exist_ok=True)
+            request.touch(mode=0o600)
+            stack.callback(request.unlink, missing_ok=True)
+            folder.poke(path / folder.CONTROL)
+            connection, _ = listener.accept()
+        except TimeoutError as error:
+            raise _unavailable("nobody beside the program answered in time") from error
+        except OSError as error:
+            raise _unavailable(f"a shell cannot be asked for: {error}") from error
+        shell = _hand_over(connection, rows, columns)
+    try:
+        shell.started()
+    except BaseException:
+        shell.close()
+        raise
+    return shell
+
+
+def _hand_over(connection: socket.socket, rows: int, columns: int) -> LocalShell:
+    terminal, inner = os.openpty()
+    shell = LocalShell(terminal, connection)
+    try:
+        shell.resize(rows, columns)
+        socket.send_fds(connection, [b"{}"], [inner])
+    except OSError as error:
+        shell.close()
+        raise _unavailable(f"the terminal cannot be handed over: {error}") from error
+    finally:
+        os.close(inner)
+    return shell
+
+
+def _unavailable(message: str) -> EngineError:
+    return EngineError("SHELL_UNAVAILABLE", message, retryable=True)
