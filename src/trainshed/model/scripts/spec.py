@@ -66,6 +66,10 @@ class Bundle:
     left_out_not_shown: int = 0
     hint: str | None = None
     warnings: tuple[str, ...] = ()
+    source: str = "git"
+    """How it was chosen what ships: ``git`` or ``walk`` (e.1, e.2)."""
+    untracked: int = 0
+    """How many of the files git does not track."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ class ScriptSpec:
     """Where ``project_dir`` lies inside the shipped tree; empty for its top. Relative POSIX path."""
     name: str = ""
     script: str | None = None
-    """A Python file, relative to ``workdir``. Exactly one of this and ``command``."""
+    """A Python file, relative to ``workdir``; begins with ``../`` where gpu.yaml of the git root names one
+    and ``workdir`` is below. Exactly one of this and ``command``."""
     command: tuple[str, ...] | None = None
     args: tuple[str, ...] = ()
     hours: float | None = None
