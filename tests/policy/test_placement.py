@@ -3,7 +3,7 @@
 import pytest
 
 from policy.worlds import A100, H100, held, kind, node, queue, started
-from trainshed.model.resources import Amounts
+from trainshed.model.resources import Amounts, Node
 from trainshed.policy import (
     Account,
     Cluster,
@@ -15,7 +15,9 @@ from trainshed.policy import (
     WaitCode,
     place,
 )
+from trainshed.policy.cluster import NO_GPU
 from trainshed.policy.gangs.snapshot import Kept
+from trainshed.policy.waiting import TrialClass
 from trainshed.policy.words import sentence
 
 EXACT = PassRules(overhead_seconds=0.0)
@@ -363,3 +365,18 @@ def test_C5_what_is_kept_for_a_task_is_kept_without_its_name():
     said = " ".join(sentence(kind(1, timeout=2000), reason, None))
     assert "a training task comes first" in said
     assert "task-of-ann" not in said
+
+
+def test_a_trial_without_gpus_runs_on_a_node_without_gpus_and_beside_those_with():
+    """Packed projects run on any machine (G4): what they need then is CPUs and memory."""
+    node = Node("plain", (), Amounts(cpus=4, memory_mb=8_000, storage_mb=8_000, shm_mb=100))
+    key = TrialClass("p", 0, NO_GPU, Amounts(0, 3, 4_000, 1_000, 0), 600)
+    queue = Queue()
+    for number in range(2):
+        queue.add(f"t{number}", key, float(number))
+    first = place(Cluster([node]), queue, {}, now=100.0)
+    [placement] = first.placements
+    assert (placement.trial_id, placement.node, placement.model, placement.gpus) == ("t0", "plain", "", ())
+    assert first.reason(key).code is WaitCode.CPU_BUSY, "the second one waits for CPUs"
+    [reservation] = first.reservations
+    assert (reservation.node, reservation.at) == ("plain", 100.0 + 600 + 60)

@@ -15,6 +15,9 @@ from math import inf
 from trainshed.model.resources import Amounts, Node
 from trainshed.policy.gpus import matching_models
 
+NO_GPU = ""
+"""The GPU type of a Trial without GPUs, and the model that it is placed on: every node has none of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -159,7 +162,7 @@ class Cluster:
     def __init__(self, nodes: Iterable[Node], held: Iterable[Held] = ()) -> None:
         self.nodes = tuple(sorted(nodes, key=lambda node: node.name))
         self.numbers = {node.name: number for number, node in enumerate(self.nodes)}
-        self.models = tuple(sorted({gpu.model for node in self.nodes for gpu in node.gpus}))
+        self.models = (*sorted({gpu.model for node in self.nodes for gpu in node.gpus}), NO_GPU)
         self._model_numbers = {model: number for number, model in enumerate(self.models)}
         self.all_gpus = [[0] * len(self.nodes) for _ in self.models]
         """``all_gpus[model][node]``: every GPU of the model on the node, as a mask."""
@@ -168,6 +171,7 @@ class Cluster:
                 self.all_gpus[self._model_numbers[gpu.model]][number] |= 1 << gpu.index
         self.nodes_of = [[number for number, mask in enumerate(row) if mask] for row in self.all_gpus]
         """``nodes_of[model]``: the numbers of the nodes that have the model, ascending."""
+        self.nodes_of[-1] = list(range(len(self.nodes)))
         self._shapes = {
             (tuple(row[number].bit_count() for row in self.all_gpus), node.amounts)
             for number, node in enumerate(self.nodes)
@@ -220,6 +224,8 @@ class Cluster:
     def meaning(self, gpu_type: str) -> tuple[int, ...]:
         """The numbers of the models that ``gpu_type`` means."""
         known = self._meanings.get(gpu_type)
+        if known is None and gpu_type == NO_GPU:
+            known = self._meanings[gpu_type] = (self._model_numbers[NO_GPU],)
         if known is None:
             names = matching_models(gpu_type, self.models)
             known = self._meanings[gpu_type] = tuple(self._model_numbers[name] for name in names)
