@@ -1,0 +1,37 @@
+"""Providers by name. One is imported when it is asked for, so a provider's libraries cost nothing unused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from trainshed.engines.providers.contract import Provider
+
+PROVIDERS: Mapping[str, str] = {
+    "colab": "trainshed.engines.providers.colab:open_provider",
+    "fake": "trainshed.engines.providers.fake:open_provider",
+    "kaggle": "trainshed.engines.providers.kaggle:open_provider",
+}
+"""Name -> ``module:function``, which takes a `Setting`. A new provider adds its line here; this machine is no
+line, for it is made of the server's own engine (`trainshed.engines.providers.local`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a provider is opened with."""
+
+    folder: Path
+    """For what it keeps on this machine between two calls; it is there, readable by us alone."""
+    clock: Callable[[], float]
+    """Unix seconds."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Its part of the server's configuration."""
+
+
+def open_provider(name: str, setting: Setting) -> Provider:
+    """The provider of that name. Raises `KeyError` for a name unknown."""
+    module, _, function = PROVIDERS[name].partition(":")
+    return cast("Callable[[Setting], Provider]", getattr(import_module(module), function))(setting)
