@@ -17,7 +17,17 @@ from support.rows import add_job, add_project
 from trainshed.model.access import Permission
 from trainshed.model.runner_tree import tree_manifest
 from trainshed.model.states import MOVES, REOPENINGS, TERMINAL, ImpossibleMove, State, check_move
-from trainshed.store import columns, garbage, jobs, records, runners, script_tables, tables, training_tables
+from trainshed.store import (
+    columns,
+    garbage,
+    jobs,
+    records,
+    runners,
+    script_records,
+    script_tables,
+    tables,
+    training_tables,
+)
 from trainshed.store.database import Database
 from trainshed.store.schema import SchemaTooNew, migrate
 
@@ -223,6 +233,17 @@ def _path_to(goal: State) -> list[State]:
         (records.CheckpointFile, tables.checkpoint_files),
         (records.Operation, tables.operations),
         (records.Event, tables.events),
+        (script_records.Script, script_tables.scripts),
+        (script_records.ScriptEvent, script_tables.script_events),
+        (script_records.ScriptAttempt, script_tables.script_attempts),
+        (script_records.ScriptCheckpoint, script_tables.script_checkpoints),
+        (script_records.Approval, script_tables.approvals),
+        (script_records.Confirmation, script_tables.confirmations),
+        (script_records.ProviderState, script_tables.provider_states),
+        (script_records.QuotaRow, script_tables.quota_readings),
+        (script_records.StagedRow, script_tables.staged_data),
+        (script_records.UserSecret, script_tables.user_secrets),
+        (script_records.PolicyRow, script_tables.approval_policies),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

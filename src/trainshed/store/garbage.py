@@ -2,8 +2,9 @@
 
 There are no counters. A blob is needed while a manifest that was not let go holds it, an uploaded Artifact or
 a Checkpoint that is not deleted is made of it. A manifest is named by a version that is not withdrawn, by a
-Trial that consumed it, by a Runner Revision. What was withdrawn or deleted still counts for the time of
-grace: so long it can be taken back, and a backup of the database finds all that it names.
+Trial that consumed it, by a Runner Revision, by a checkpoint of a script Job. What was withdrawn or deleted
+still counts for the time of grace: so long it can be taken back, and a backup of the database finds all that
+it names.
 
 Whoever begins to name something touches or locks its rows in the same transaction (`store.queue.touch_blobs`,
 `store.manifests.hold`). A collector takes rows that nobody has locked, and asks again, in a later statement,
@@ -37,6 +38,7 @@ from sqlalchemy import (
 )
 
 from trainshed.store import possession
+from trainshed.store.script_tables import script_checkpoints
 from trainshed.store.tables import (
     artifacts,
     blobs,
@@ -60,6 +62,10 @@ def _named(cutoff: BindParameter[Any]) -> ColumnElement[bool]:
             or_(content_versions.c.withdrawn_at.is_(None), content_versions.c.withdrawn_at >= cutoff),
         ),
         exists().where(trial_contents.c.manifest_sha256 == manifests.c.sha256),
+        exists().where(
+            script_checkpoints.c.manifest_sha256 == manifests.c.sha256,
+            or_(script_checkpoints.c.gone_at.is_(None), script_checkpoints.c.gone_at >= cutoff),
+        ),
         exists().where(runner_revisions.c.snapshot_sha256 == manifests.c.sha256),
     )
 

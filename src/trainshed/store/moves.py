@@ -21,10 +21,13 @@ from trainshed.model.states import (
 from trainshed.store.events import NewEvent, record
 from trainshed.store.jobs import find_job, trial_of
 from trainshed.store.records import Job, Trial
+from trainshed.store.scripts import SCRIPT, record_moves
 from trainshed.store.tables import artifacts, jobs, trials
 
 RUNNER = "runner"
 """The kind of Trials that never get a second Attempt once they started (promise P3)."""
+_STAYS_ENDED = frozenset({RUNNER, SCRIPT})
+"""Kinds of Trials that nobody queues again after their end."""
 
 # Statements are built once: building one costs several times what running it does.
 _STATES = select(trials.c.id, trials.c.state).where(trials.c.id.in_(bindparam("wanted", expanding=True)))
@@ -73,10 +76,13 @@ def lock_jobs(connection: Connection, job_ids: Collection[str]) -> None:
         )
 
 
-def apply(connection: Connection, moves: Sequence[Move], *, at: float, actor: str) -> list[Move]:
+def apply(
+    connection: Connection, moves: Sequence[Move], *, at: float, actor: str, channel: str | None = None
+) -> list[Move]:
     """Make the moves that are still possible, in order; answers those that were made.
 
-    A Trial that someone else moved meanwhile is left alone: its move is missing from the answer.
+    A Trial that someone else moved meanwhile is left alone: its move is missing from the answer. ``channel``
+    is how contract G names the actor (``user:cli`` …), where that is known.
     """
     if not moves:
         return []
@@ -88,7 +94,7 @@ def apply(connection: Connection, moves: Sequence[Move], *, at: float, actor: st
     steps: Counter[str] = Counter()
     rows: dict[tuple[int, tuple[str, ...]], list[dict[str, Any]]] = {}
     for move in moves:
-        check_move(move.before, move.after, task=move.trial.kind != RUNNER)
+        check_move(move.before, move.after, task=move.trial.kind not in _STAYS_ENDED)
         if now.get(move.trial.id) != move.before:
             continue
         now[move.trial.id] = move.after
@@ -122,6 +128,7 @@ def apply(connection: Connection, moves: Sequence[Move], *, at: float, actor: st
             for m in made
         ],
     )
+    record_moves(connection, made, at=at, actor=actor, channel=channel)
     refresh_jobs(connection, {move.trial.job_id for move in made}, at=at)
     return made
 
@@ -166,6 +173,7 @@ def accept_stop(
     trial_id: str | None,
     at: float,
     actor: str,
+    channel: str | None = None,
 ) -> Job:
     """Accept a stop of a Job, or of one of its Trials; repeatable (E76, A14).
 
@@ -199,6 +207,7 @@ def accept_stop(
         ],
         at=at,
         actor=actor,
+        channel=channel,
     )
     never_held = [trial for trial in fresh if trial.state in WAITING]
     apply(
@@ -216,6 +225,7 @@ def accept_stop(
         ],
         at=at,
         actor=actor,
+        channel=channel,
     )
     if live:
         refresh_jobs(connection, [job_id], at=at)

@@ -62,6 +62,7 @@ scripts = Table(
     Column("version", Integer, nullable=False, server_default="1"),
     Index("ix_scripts_newest", "project_id", "job_id"),
     Index("ix_scripts_same_spec", "project_id", "spec_hash"),
+    Index("ix_scripts_by_word", "project_id", "word", "job_id"),
 )
 
 script_events = Table(

@@ -152,6 +152,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("trial_id", name=op.f("pk_scripts")),
         sa.UniqueConstraint("job_id", name=op.f("uq_scripts_job_id")),
     )
+    op.create_index("ix_scripts_by_word", "scripts", ["project_id", "word", "job_id"], unique=False)
     op.create_index("ix_scripts_newest", "scripts", ["project_id", "job_id"], unique=False)
     op.create_index("ix_scripts_same_spec", "scripts", ["project_id", "spec_hash"], unique=False)
     op.create_table(

@@ -1,0 +1,107 @@
+"""Script Jobs for tests: specs, and rows as an acceptance stores them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.rows import IDS, new_job, trial_row
+from trainshed.model.scripts.document import spec_hash, to_document
+from trainshed.model.scripts.spec import Bundle, ScriptSpec
+from trainshed.model.states import OutputStatus
+from trainshed.model.strict_json import canonical_json
+from trainshed.store import scripts
+from trainshed.store.database import Database
+from trainshed.store.records import Job
+from trainshed.store.script_records import Script
+
+BUNDLE = Bundle(manifest_sha256="d" * 64, files=3, bytes=900)
+
+
+def script_spec(**values: Any) -> ScriptSpec:
+    """A small project with ``train.py``; ``values`` are fields of `ScriptSpec`."""
+    facts: dict[str, Any] = {
+        "project_dir": "/home/ada/project",
+        "bundle": BUNDLE,
+        "name": "train",
+        "script": "train.py",
+        "hours": 0.5,
+        "host": "h" * 16,
+    }
+    return ScriptSpec(**{**facts, **values})
+
+
+def add_script(
+    database: Database,
+    request_id: str = "s-1",
+    *,
+    project_id: str = "p",
+    owner: str = "human:test",
+    source: str = "user",
+    spec: ScriptSpec | None = None,
+    at: float = 10.0,
+) -> tuple[Job, Script]:
+    """Store a script Job as an acceptance does, without the bytes of its bundle."""
+    wanted = spec or script_spec()
+    job = new_job(request_id, project_id, submitted_by=owner, created_at=at, updated_at=at)
+    trial = trial_row(
+        job,
+        name=wanted.name,
+        kind=scripts.SCRIPT,
+        runner="",
+        revision="",
+        selector="",
+        source_ref=None,
+        snapshot_sha256="",
+        entrypoint="",
+        gpu_type="",
+        gpus=0,
+        outputs='["outputs/**"]',
+        output_status=OutputStatus.NONE,
+    )
+    script = Script(
+        trial_id=trial["id"],
+        job_id=job.id,
+        project_id=project_id,
+        owner=owner,
+        source=source,
+        spec=canonical_json(to_document(wanted)),
+        spec_hash=spec_hash(wanted),
+        outputs_dir=f"{wanted.project_dir}/runs/{job.id[-6:].lower()}",
+        host=wanted.host,
+        **FRESH,
+    )
+    made = database.write(
+        lambda c: scripts.insert_script(c, job, trial, script, [], message="Submitted.", actor="api")
+    )
+    return made, script
+
+
+FRESH: dict[str, Any] = {
+    "phase": "waiting",
+    "word": "queued",
+    "provider": None,
+    "gpu": None,
+    "route": None,
+    "route_reason": None,
+    "not_before": None,
+    "waiting_since": None,
+    "excluded": "{}",
+    "placements": 0,
+    "accepted_attempts": 0,
+    "free_attempts": 0,
+    "ran_seconds": 0.0,
+    "overrun_approved": False,
+    "progress": None,
+    "metrics": None,
+    "failure_kind": None,
+    "message": None,
+    "outputs_fetched": False,
+    "outputs_count": None,
+    "cancel_requested_at": None,
+    "version": 1,
+}
+"""What a script's columns hold before anything happened to it."""
+
+
+def new_attempt_id() -> str:
+    return IDS.attempt()
