@@ -44,6 +44,8 @@ _POLLS: Mapping[Word, int] = {
     Word.MIGRATING: 30,
     Word.CANCELLING: 15,
 }
+_SECRETS = re.compile(r"it is given secrets: \w+(?:, \w+)*(?: \+\d+ more)?")
+"""Their names are the project's words."""
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}")
 _PROVIDER = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
@@ -76,9 +78,11 @@ def poll_seconds(word: Word, hours: float | None) -> int:
 
 
 def tell_user(job: Mapping[str, Any]) -> str:
-    """The question to a person, in words of ours: which Job, why it asks, where it would run, how to answer."""
+    """The question to a person, in words of ours: which Job, why, where it would run, how to answer."""
     short = job["short_id"]
-    why = job.get("approval_reason") or "its rules ask for a person"
+    why = _SECRETS.sub(
+        "it is given secrets of yours", job.get("approval_reason") or "its rules ask for a person"
+    )
     return (
         f"GPU job {short} needs your approval: {why}. It would run on {_where(job)} for {_runtime(job)}. "
         f"To allow it run `gpu approve {short}`, to refuse it `gpu deny {short}`, in your own terminal. "
@@ -92,7 +96,7 @@ def _asking(job: Mapping[str, Any]) -> dict[str, Any]:
         "tell_user": tell_user(job),
         "rules": RULES,
         "follow": "end_turn",
-        "next": "Give your user tell_user word for word and end your turn. They answer in their own terminal.",
+        "next": "Give your user tell_user word for word and end your turn; they answer in their own terminal.",
     }
 
 
