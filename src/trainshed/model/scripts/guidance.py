@@ -96,7 +96,7 @@ def _asking(job: Mapping[str, Any]) -> dict[str, Any]:
         "tell_user": tell_user(job),
         "rules": RULES,
         "follow": "end_turn",
-        "next": "Give your user tell_user word for word and end your turn; they answer in their own terminal.",
+        "next": "Give your user tell_user word for word and end your turn: they answer in a terminal.",
     }
 
 
