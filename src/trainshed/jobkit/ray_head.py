@@ -21,6 +21,7 @@ from trainshed.jobkit.ray_node import Failed, Node, has_job_server, lacks_ray, n
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from trainshed.jobkit.ray_scaling import Scaler
     from trainshed.jobkit.ray_wire import Json, Line
 
 _DASHBOARD_SECONDS = 60.0
@@ -41,6 +42,11 @@ class Head:
         self._starting: dict[str, int] = {}
         self._joined: set[int] = set()
         self._left: set[int] = set()
+        self._addresses: dict[int, str] = {}
+        self._dismissed: set[int] = set()
+        self._scaling: Json | None = config.get("scaling")
+        self._short = threading.Event()
+        """Fewer workers are left than the task allows."""
         self._submitter: Line | None = None
         self._ended: int | None = None
         self._over = threading.Event()
@@ -72,8 +78,13 @@ class Head:
         complete = self._let_workers_in(node)
         if complete:
             self._tell_submitter(dashboard if served and dashboard and _answers(dashboard) else "")
-            while not pause_until(time.monotonic() + 3600, self._over, node.ended, self._stopped):
+            scaler = self._follow_load()
+            while not pause_until(
+                time.monotonic() + 3600, self._over, node.ended, self._stopped, self._short
+            ):
                 pass
+            if scaler is not None:
+                scaler.stop()
             if self._stopped.is_set() and not self._over.is_set():
                 pause_until(time.monotonic() + config["grace_seconds"], self._over)
         if self._ended is not None and config["retain_seconds"] and not self._stopped.is_set():
@@ -97,7 +108,9 @@ class Head:
                 return
             connection.settimeout(None)
             if hello["role"] == "worker":
-                self._serve_worker(line, int(hello["rank"]), str(hello["machine"]))
+                rank, machine = int(hello["rank"]), str(hello["machine"])
+                self._addresses[rank] = str(hello.get("address"))
+                self._serve_worker(line, rank, machine)
             else:
                 self._serve_submitter(line)
         except (ray_wire.Gone, KeyError, ValueError, TypeError):
@@ -119,6 +132,8 @@ class Head:
             pass
         with self._changed:
             self._left.add(rank)
+            if self._starting.get(machine) == rank:
+                del self._starting[machine]
             self._changed.notify_all()
 
     def _serve_submitter(self, line: Line) -> None:
@@ -177,6 +192,48 @@ class Head:
                     self._workers[rank].send("start", gcs=self._gcs)
                 except ray_wire.Gone:
                     continue
+
+    # Workers that come and go (C51)
+
+    def _follow_load(self) -> Scaler | None:
+        if self._scaling is None or self._over.is_set():
+            return None
+        from trainshed.jobkit.ray_scaling import Scaler  # noqa: PLC0415 - only here is it needed
+
+        threading.Thread(target=self._tend, daemon=True).start()
+        scaler = Scaler(self._config, self._gcs, self._present, self._dismiss)
+        scaler.start()
+        return scaler
+
+    def _present(self) -> dict[int, str]:
+        """The workers of the cluster, with their addresses."""
+        with self._changed:
+            there = self._joined - self._left - self._dismissed
+            return {rank: self._addresses[rank] for rank in there}
+
+    def _dismiss(self, rank: int) -> None:
+        """Have a worker leave."""
+        with self._changed:
+            self._dismissed.add(rank)
+            try:
+                self._workers[rank].send("end", job=None)
+            except ray_wire.Gone:
+                pass
+
+    def _too_few(self) -> str:
+        assert self._scaling is not None  # noqa: S101 - as above
+        return f"{len(self._present())} workers are left, fewer than the {self._scaling['least']} of the task"
+
+    def _tend(self) -> None:
+        """Let in those that come while the driver runs, and see when too few are left."""
+        assert self._scaling is not None  # noqa: S101 - nobody calls it otherwise
+        while not (self._over.is_set() or self._stopped.is_set()):
+            with self._changed:
+                self._give_turns()
+                self._changed.wait(0.5)
+            if len(self._present()) < self._scaling["least"] and not self._over.is_set():
+                self._short.set()
+                return
 
     # The driver
 
@@ -244,11 +301,17 @@ class Head:
                 pass
         if self._ended is not None or self._stopped.is_set():
             return 0
-        if broke:
+        self._say_why(broke=broke, complete=complete)
+        return 1
+
+    def _say_why(self, *, broke: bool, complete: bool) -> None:
+        """Why the cluster ended before its driver did."""
+        if self._short.is_set():
+            reporting.fail(f"RAY_WORKERS_LOST: {self._too_few()}")
+        elif broke:
             reporting.fail("RAY_NODE_LOST: the head's own Ray processes ended")
         elif complete:
             reporting.fail("RAY_SUBMITTER_LOST: the submitter is gone")
-        return 1
 
 
 def _answers(dashboard: str) -> bool:

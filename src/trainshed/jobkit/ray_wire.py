@@ -6,13 +6,14 @@ token; nobody without it is heard. One line is one message, a JSON object with `
 ===========  ==================  ========================================================================
 ``say``      from, to            meaning
 ===========  ==================  ========================================================================
-``hello``    all, head           ``token``, ``role``, ``rank``, ``machine``
+``hello``    all, head           ``token``, ``role``, ``rank``, ``machine``, ``address``
 ``start``    head, worker        it is this worker's turn on its machine; ``gcs`` is the cluster's address
 ``joined``   worker, head        its node is alive; ``node`` says where it keeps its files
 ``ready``    head, submitter     all nodes are alive; ``dashboard`` (URL or empty), ``driver`` (word list)
 ``run``      submitter, head     run the driver beside the head: there is no job server (C7); ``listen``
 ``ended``    submitter, head     the driver ended with ``code``; ``job`` is Ray's own id of it
-``end``      head, workers       the task is over: hand in your logs and exit 0; ``job`` as above
+``end``      head, workers       the task is over, or this worker is let go (C51): hand in your logs and exit
+                                 0; ``job`` as above
 ``end``      submitter, head     it was stopped: the cluster is not to be kept any longer (C50)
 ``bye``      head, submitter     the cluster is gone and its logs are written
 ===========  ==================  ========================================================================
@@ -111,7 +112,7 @@ def connect(address: str, port: int, seconds: float) -> Line:
 def meet_head(config: Json) -> Line:
     """Connect to the head and say who we are. Raises `Gone`."""
     line = connect(config["head"], config["port"], config["start_seconds"])
-    names = ("token", "role", "rank", "machine")
+    names = ("token", "role", "rank", "machine", "address")
     line.send("hello", **{name: config[name] for name in names})
     return line
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from trainshed.jobkit.ray_wire import Json
 
 
+_DISMISSAL_SECONDS = 10.0
+
+
 def run(config: Json) -> int:
     """The exit code of this member."""
     stopped = threading.Event()
@@ -21,11 +24,14 @@ def run(config: Json) -> int:
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
         line = ray_wire.meet_head(config)
-        gcs = line.expect("start")["gcs"]
+        turn = line.receive()
+        if turn["say"] == "end":
+            return 0  # the task ended before its turn came
+        gcs = turn["gcs"]
         node = node_of(config)
         node.join(gcs)
         line.send("joined")
-    except (ray_wire.Gone, Failed) as error:
+    except (ray_wire.Gone, Failed, KeyError) as error:
         ray_wire.tell(f"this worker did not join the cluster: {error}")
         reporting.fail(f"RAY_WORKER_FAILED: {error}")
         return 0 if stopped.is_set() else 1
@@ -39,6 +45,9 @@ def run(config: Json) -> int:
         pass
     if stopped.is_set() and not over.is_set():
         pause_until(time.monotonic() + config["grace_seconds"], over)
+    elif config.get("scaling") and not over.is_set():
+        # Ray ends a node that was let go; the head says so next.
+        pause_until(time.monotonic() + _DISMISSAL_SECONDS, over)
     node.hand_in_logs(outcome[0].get("job") if outcome else None)
     node.end()
     if outcome or stopped.is_set():

@@ -308,6 +308,8 @@ class Task:
     retained_until: float | None
     deleted_at: float | None
     deleted_by: str | None
+    scaling: str | None = None
+    """How many workers the load wants of it, and who joined (contract C51), JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ tasks = Table(
     Column("retained_until", Double),
     Column("deleted_at", Double),
     Column("deleted_by", String),
+    # How many workers the load wants of it, and who joined (C51).
+    Column("scaling", Text),
     Index("ix_tasks_newest", "project_id", "job_id"),
     Index("ix_tasks_same_spec", "owner", "spec_sha256", "submitted_at"),
 )

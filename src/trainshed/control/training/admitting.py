@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainshed.control.crashpoints import Point, reach
+from trainshed.control.training import scaling
 from trainshed.control.training.frozen import spec_of
 from trainshed.control.training.holding import (
     Occupancy,
@@ -54,9 +55,13 @@ class Decided:
     evictions: Sequence[Eviction] = ()
     plans: Mapping[str, Plan | None] = field(default_factory=dict)
     """Of tasks whose plan changed; ``None`` takes it away."""
+    growths: Sequence[Admission] = ()
+    """By the id of the Allocation that grows (C51)."""
+    waits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Allocations that do not grow although they would: code and sentence, where these changed."""
 
     def __bool__(self) -> bool:
-        return bool(self.admissions or self.evictions or self.plans)
+        return bool(self.admissions or self.evictions or self.plans or self.growths or self.waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class Made:
     placed: tuple[Gang, ...]
     evicted: frozenset[str]
     """Allocations."""
+    grown: frozenset[str] = frozenset()
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,34 +97,40 @@ class Admitter:
         held = {gang.allocation.id: gang for gang in gangs.held(connection)}
         wanted = {admission.id for admission in decided.admissions}
         tasks = gangs.of_trials(connection, wanted)
-        victims = [held[each.id] for each in decided.evictions if each.id in held]
+        touched = {each.id for each in decided.evictions} | {each.id for each in decided.growths}
+        touched |= decided.waits.keys()
         moves.lock_jobs(
-            connection, {t.job_id for t, _ in tasks.values()} | {gang.trial.job_id for gang in victims}
+            connection,
+            {t.job_id for t, _ in tasks.values()}
+            | {held[key].trial.job_id for key in touched if key in held},
         )
         # Again, now that nobody else moves them.
         tasks = gangs.of_trials(connection, wanted)
-        placed = self._admit(connection, decided.admissions, tasks, holding, list(held.values()), now)
+        if decided.growths or decided.waits:
+            held = {gang.allocation.id: gang for gang in gangs.held(connection)}
+        room = Occupancy(self.site.nodes, [a for a in holding if a.engine == self.site.key])
+        asks = decided.admissions or decided.growths
+        ledger = self._ledger([running_of(g, self.grace_seconds) for g in held.values()] if asks else [])
+        placed = self._admit(connection, decided.admissions, tasks, room, ledger, now)
         evicted = self._evict(connection, decided.evictions, held, now)
+        grown = self._grow(connection, decided, held, room, ledger, now)
         for trial_id, plan in decided.plans.items():
             text = None if plan is None else json.dumps(plan.as_dict())
             gangs.change_task(connection, trial_id, {"plan": text})
         reach(Point.GANG_PLACE_BEFORE_COMMIT)
-        return Made(tuple(placed), frozenset(evicted))
+        return Made(tuple(placed), frozenset(evicted), frozenset(grown))
 
     def _admit(
         self,
         connection: Connection,
         admissions: Sequence[Admission],
         tasks: Mapping[str, tuple[Trial, Task]],
-        holding: Sequence[Allocation],
-        held: Sequence[Gang],
+        room: Occupancy,
+        ledger: Ledger,
         now: float,
     ) -> list[Gang]:
         if not admissions:
             return []
-        here = [a for a in holding if a.engine == self.site.key]
-        room = Occupancy(self.site.nodes, here)
-        ledger = self._ledger([running_of(gang, self.grace_seconds) for gang in held])
         told: list[NewEvent] = []
         made: list[tuple[Move, Task, NewGang]] = []
         numbers = queue.newest_attempts(connection, [admission.id for admission in admissions])
@@ -144,11 +157,42 @@ class Admitter:
             chosen = _spec_words(new)
             stage = "starting" if spec.image == HOST_IMAGE else "pulling"
             values = {"chosen_spec": chosen, "plan": None, "stage": stage, "retained_until": None}
+            values["scaling"] = None
             gangs.change_task(connection, task.trial_id, values)
             trial = replace(move.trial, state=State.PREPARING, updated_at=now)
-            after = replace(task, chosen_spec=chosen, plan=None, stage=stage, retained_until=None)
+            after = replace(
+                task, chosen_spec=chosen, plan=None, stage=stage, retained_until=None, scaling=None
+            )
             placed.append(Gang(trial, after, new.allocation))
         return placed
+
+    def _grow(
+        self,
+        connection: Connection,
+        decided: Decided,
+        held: Mapping[str, Gang],
+        room: Occupancy,
+        ledger: Ledger,
+        now: float,
+    ) -> list[str]:
+        """One worker more for each, as far as room and units are still there."""
+        made = []
+        for growth in decided.growths:
+            gang, key = held.get(growth.id), growth.key
+            if gang is None or (gang.task.priority, gang.task.guarantee) != (key.priority, key.guarantee):
+                continue
+            sources = ledger.check(key, key.choices[0], {})
+            if isinstance(sources, GangReason) or not room.take(growth.parts):
+                continue
+            if scaling.grow(connection, gang, replace(growth, sources=sources), self._nodes(), now):
+                ledger.charge(key, sources)
+                made.append(growth.id)
+        for key_, (code, why) in decided.waits.items():
+            if key_ in held:
+                scaling.note_waits(connection, held[key_], code, why, now)
+        if made:
+            reach(Point.GANG_GROW_BEFORE_COMMIT)
+        return made
 
     def _ledger(self, running: Sequence[Running]) -> Ledger:
         used: dict[LineKey, int] = {}

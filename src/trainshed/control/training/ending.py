@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainshed.control.training.holding import parts_of
 from trainshed.control.training.judging import Judgement
 from trainshed.control.training.observing import View
 from trainshed.control.training.suspecting import ACTOR, Fault, close, note_faults
@@ -160,7 +161,8 @@ def _usage(view: View | None) -> dict[str, float]:
 def _members(connection: Connection, ended: GangEnded) -> None:
     if ended.view is None:
         return
-    for rank, (seen, state) in enumerate(zip(ended.view.seen, ended.view.states(leaving=False), strict=True)):
+    view = ended.view
+    for rank, seen, state in zip(view.ranks, view.seen, view.states(leaving=False), strict=True):
         done = seen.exit
         values: dict[str, Any] = {"state": state, "started_at": seen.started_at}
         if seen.phase in {Phase.EXITED, Phase.LOST}:
@@ -186,7 +188,16 @@ def _charged(ended: GangEnded, now: float) -> float:
     if view is None or view.started_at is None:
         return 0.0
     end = view.ended_at if view.ended_at is not None else now
-    return float(held.gpus * max(0, math.ceil(end - view.started_at)))
+    if not view.optional:
+        return float(held.gpus * max(0, math.ceil(end - view.started_at)))
+    gpus = {part.rank: len(part.gpus) for part in parts_of(held)}
+    return sum(gpu_seconds(gpus.get(rank, 0), view, rank, end) for rank in view.ranks)
+
+
+def gpu_seconds(gpus: int, view: View, rank: int, end: float) -> float:
+    """What one member of a gang that grew or shrank costs: from its own start to the end of what it holds."""
+    begun = view.of(rank).started_at if rank in view.optional else view.started_at
+    return 0.0 if begun is None else float(gpus * max(0, math.ceil(end - begun)))
 
 
 def _faulty(connection: Connection, ended: GangEnded, now: float) -> list[NewEvent]:

@@ -153,7 +153,7 @@ def _stopped(view: View | None) -> Judgement:
     if view is None or not view.has_started:
         return Judgement(State.CANCELLED, "CANCELLED", "Stopped on request before user code started.", "stop")
     rank = view.failed
-    seen = view.seen[0 if rank is None else rank]
+    seen = view.seen[0] if rank is None else view.of(rank)
     code = seen.exit.code if seen.exit else None
     signal = seen.exit.signal if seen.exit else None
     how = "with exit code 0" if rank is None else f"with exit code {code}"
@@ -191,12 +191,12 @@ def _failed(
     now: float,
 ) -> Judgement:
     spec, parts = spec_of(gang.task), parts_of(gang.allocation)
-    nodes = [part.node for part in parts]
+    nodes = {part.rank: part.node for part in parts}
     ends = _ends(view, nodes, failure, last_line)
     ran = 0.0
     if view is not None and view.started_at is not None:
         ran = max(0.0, (view.ended_at or now) - view.started_at)
-    here = [each for each in evidence if each.node in set(nodes)]
+    here = [each for each in evidence if each.node in set(nodes.values())]
     end = retry.GangEnd(ends, here, ran)
     verdict = retry.classify(end)
     culprit = end.culprit
@@ -208,7 +208,7 @@ def _failed(
         spec.fault_tolerance.replace_node,
     )
     followed = retry.decide_retry(ledger, end, fault)
-    seen = view.seen[rank] if view is not None and rank is not None else None
+    seen = view.of(rank) if view is not None and rank is not None else None
     common: dict[str, Any] = {
         # As the fingerprint begins, which the ledger compares (C35).
         "ended_by": verdict.fingerprint.partition(":")[0] or (culprit.ended_by if culprit else "lost"),
@@ -264,7 +264,7 @@ def _again(followed: Resubmit, common: Mapping[str, Any], *, single_machine: boo
 
 
 def _ends(
-    view: View | None, nodes: Sequence[str], failure: Failure | None, last_line: str
+    view: View | None, nodes: Mapping[int, str], failure: Failure | None, last_line: str
 ) -> list[retry.ReplicaEnd]:
     if failure is not None:
         how = retry.EndedBy.IMAGE if failure.code == _PULL_FAILED else retry.EndedBy.NOT_STARTED
@@ -272,13 +272,13 @@ def _ends(
         return [retry.ReplicaEnd(0, nodes[0], how, None, 0.0, said, failure.retryable, failure.code)]
     if view is not None and view.driver_code:
         # Whatever became of its cluster afterwards (C50).
-        last, at = len(view.seen) - 1, view.ended_at or 0.0
+        last, at = view.ranks[-1], view.ended_at or 0.0
         end = retry.ReplicaEnd(
             last, nodes[last], retry.EndedBy.EXIT, view.driver_code, at, last_line[-_SHOWN_CHARS:]
         )
         return [end]
     found = []
-    for rank, seen in enumerate(view.seen if view is not None else ()):
+    for rank, seen in view.blamed() if view is not None else ():
         found.append(_end(rank, nodes[rank], seen, last_line if view and rank == view.failed else ""))
     return found
 
@@ -312,7 +312,7 @@ def _code_of(view: View | None, failure: Failure | None, rank: int | None) -> tu
     """The code that says most, empty if the class says enough; and whether no other try can help."""
     if failure is not None:
         return failure.code, failure.code in FINAL_CODES or not failure.retryable
-    done = view.seen[rank].exit if view is not None and rank is not None else None
+    done = view.of(rank).exit if view is not None and rank is not None else None
     if done is None or (view is not None and view.driver_code):
         return "", False
     said = _CODE.match(done.detail)

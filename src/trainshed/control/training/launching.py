@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainshed.control.launching import GpusMissing
@@ -16,6 +17,7 @@ from trainshed.engines.contract import (
     Endpoint,
     ExitNotice,
     Gang,
+    Host,
     Launch,
     Limits,
     Meeting,
@@ -34,6 +36,7 @@ from trainshed.model.resources import (
 from trainshed.model.training.catalog import Catalog
 from trainshed.model.training.runtime_env import runtime_env
 from trainshed.model.training.spec import EnvVar, Kind, TaskSpec
+from trainshed.model.training.spec import Role as TaskRole
 from trainshed.policy.gangs.snapshot import Part
 from trainshed.store.gangs import Gang as HeldGang
 from trainshed.store.gangs import unit_id
@@ -65,6 +68,8 @@ class Frame:
     catalog: Catalog
     nodes: Sequence[Node]
     grace_seconds: float
+    joining: Mapping[int, Host] = field(default_factory=dict)
+    """Where those are reached that join the gang later, by rank (C51)."""
 
 
 def slots_of(part: Part) -> int:
@@ -79,6 +84,19 @@ def build_launches(frame: Frame) -> list[Launch]:
         return _ray(frame, spec, parts)
     argv = ("bash", "-c", spec.cmd)
     return [_launch(frame, spec, part, argv, _rendezvous(frame, spec, part), (), ()) for part in parts]
+
+
+def build_joins(frame: Frame, hosts: Mapping[int, Host]) -> list[Launch]:
+    """Launches of workers of a Ray task that join its gang, by rank; likewise (C51). Raises `GpusMissing`."""
+    spec, parts = spec_of(frame.gang.task), parts_of(frame.gang.allocation)
+    frame = replace(frame, joining=hosts)
+    return _ray(frame, spec, [part for part in parts if part.rank == 0 or part.rank in hosts])
+
+
+def meeting_of(gang: HeldGang) -> Meeting:
+    """Where a gang that was launched met."""
+    said = json.loads(gang.allocation.meeting or '{"hosts": [], "port": 0}')
+    return Meeting(tuple(Host(*host) for host in said["hosts"]), said["port"])
 
 
 def _launch(
@@ -128,13 +146,17 @@ def _launch(
             node=part.node,
             meeting=frame.meeting,
             start_seconds=START_SECONDS,
+            # Workers that begin together have the ranks from 1.
+            optional=tuple(range(1, size - 1)) if spec.autoscales else (),
+            host=frame.joining.get(part.rank),
         ),
         secrets=frame.secrets,
         notice=ExitNotice(float(notice.timeout_seconds), notice.signal.value) if notice.enabled else None,
         precheck=check,
         endpoints=tuple(Endpoint(end.port, end.path) for end in ends),
         sample_seconds=SAMPLE_SECONDS,
-        ssh=frame.keys.ssh,
+        # Keys were made for those that begin together.
+        ssh=frame.keys.ssh if part.rank < size else None,
     )
 
 
@@ -179,7 +201,8 @@ def _rendezvous(frame: Frame, spec: TaskSpec, part: Part) -> dict[str, str]:
 
 
 def _ray(frame: Frame, spec: TaskSpec, parts: Sequence[Part]) -> list[Launch]:
-    task, storage = frame.gang.task, spec.shared_storage
+    task, storage, scaling = frame.gang.task, spec.shared_storage, spec.autoscaling
+    joining = frame.joining
     shared = None
     if storage is not None:
         volume = volume_path(frame.catalog, storage.ref)
@@ -189,11 +212,15 @@ def _ray(frame: Frame, spec: TaskSpec, parts: Sequence[Part]) -> list[Launch]:
         submission_id=engine_name(task, frame.number),
         token=frame.keys.token,
         meeting=frame.meeting,
-        nodes=tuple(part.node for part in parts),
+        nodes={part.rank: part.node for part in parts},
         cmd=spec.cmd,
         head=_shared_memory(parts[0].amounts),
-        # Head, workers, submitter; without workers nobody asks.
-        workers=_shared_memory(parts[min(1, len(parts) - 2)].amounts),
+        # A head and workers, or with all of a gang its submitter after them; without workers nobody asks.
+        workers=_shared_memory(_worker_amounts(frame, spec, parts)),
+        joined={rank: host.address for rank, host in joining.items()},
+        scaling=ray_roles.RayScaling(scaling.min, scaling.max, float(scaling.idle_timeout_seconds))
+        if scaling is not None and scaling.enabled
+        else None,
         runtime_env=runtime_env(spec.runtime_env_yaml),
         metadata={"project": task.project_id, "name": task.name},
         shared_storage=shared,
@@ -203,11 +230,21 @@ def _ray(frame: Frame, spec: TaskSpec, parts: Sequence[Part]) -> list[Launch]:
     )
     launches = []
     for part in parts:
+        if joining and part.rank not in joining:
+            continue
         role = ray_roles.ray_part(whole, part.rank)
         files = ray_roles.member_files(frame.folder / str(part.rank), role)
         extra = ray_roles.GRACE_MARGIN_SECONDS
         launches.append(_launch(frame, spec, part, role.argv, role.env, files, role.mounts, extra))
     return launches
+
+
+def _worker_amounts(frame: Frame, spec: TaskSpec, parts: Sequence[Part]) -> Amounts:
+    found = next((part.amounts for part in parts if part.role is TaskRole.WORKER), None)
+    if found is None and spec.autoscales:
+        offered = frame.catalog.spec(spec.instance.specs[0])
+        found = None if offered is None else offered.amounts(spec.instance.count_per_node)
+    return parts[0].amounts if found is None else found
 
 
 def engine_name(task: Task, number: int) -> str:

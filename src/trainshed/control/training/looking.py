@@ -11,6 +11,7 @@ import structlog
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.training.observing import View
 from trainshed.control.training.releasing import report_event
+from trainshed.control.training.scaling import asked_of
 from trainshed.engines.contract import Engine, EngineError, Observation, Report
 from trainshed.model.states import State
 from trainshed.store import events, gangs, moves
@@ -47,7 +48,9 @@ class Look:
     def note_members(self, engine: Engine, *, leaving: bool) -> None:
         """How each member is, and what it says."""
         states = self.view.states(leaving=leaving)
-        for replica, seen, state in zip(self.replicas, self.view.seen, states, strict=True):
+        there = {replica.rank: replica for replica in self.replicas}
+        for rank, seen, state in zip(self.view.ranks, self.view.seen, states, strict=True):
+            replica = there[rank]
             if values := _changed(replica, seen, state):
                 self.states[replica.rank] = values
             if seen.reports > replica.reports:
@@ -62,6 +65,8 @@ class Look:
             return
         if said:
             self.reports[replica.rank] = said
+        if replica.rank == 0 and (asked := asked_of(self.gang, said)) is not None:
+            self.task["scaling"] = asked
         for report in said:
             if report.code == _RETAINING and self.gang.trial.state is State.RUNNING:
                 # The cluster of a Ray task is kept for people to look at (C50).

@@ -12,6 +12,7 @@ from trainshed.control.crashpoints import Point, reach
 from trainshed.control.training.admitting import Admitter, Decided, Made, Stale
 from trainshed.control.training.frozen import waiting_of
 from trainshed.control.training.holding import RELEASE_SECONDS, runner_held, running_of
+from trainshed.control.training.scaling import growing_of, grows_later, scaling_of
 from trainshed.control.training.sites import Site, Sites, cordoned_nodes, places_of
 from trainshed.model.ids import IdFactory
 from trainshed.model.states import AllocationState, State
@@ -20,7 +21,8 @@ from trainshed.policy.cluster import Held
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.gangs.cluster import GangCluster
 from trainshed.policy.gangs.decide import decide
-from trainshed.policy.gangs.queue import GangQueue
+from trainshed.policy.gangs.growth import Growing
+from trainshed.policy.gangs.queue import TIERS, GangQueue
 from trainshed.policy.gangs.quota import QuotaTable
 from trainshed.policy.gangs.snapshot import (
     GangDecision,
@@ -29,6 +31,7 @@ from trainshed.policy.gangs.snapshot import (
     Plan,
     Waiting,
 )
+from trainshed.policy.gangs.words import sentence
 from trainshed.store import gangs, queue
 from trainshed.store.database import Connection, Database
 from trainshed.store.gangs import Cordon, Gang
@@ -54,6 +57,8 @@ class Yard:
     """The version of the cluster that the decision is about."""
     stale: bool = True
     places: tuple[object, ...] = ()
+    asked: frozenset[str] = frozenset()
+    """Allocations that would grow, as the decision saw them."""
 
 
 class GangPlacer:
@@ -87,6 +92,8 @@ class GangPlacer:
         self._allocations: dict[str, tuple[Gang, float]] = {}
         self._others: dict[str, tuple[Allocation, float | None]] = {}
         self.cordons: tuple[Cordon, ...] = ()
+        self.grown: set[str] = set()
+        """Allocations that grew since somebody looked at this: a member is to be launched."""
         self._kept: tuple[Kept, ...] = ()
         """What Runner Trials reserve on this machine's nodes."""
 
@@ -293,27 +300,42 @@ class GangPlacer:
             if yard.decision is not None and yard.decision.next_at is not None
         ]
         wakes = [yard.queue.next_wake for yard in self.yards.values()]
-        return min((at for at in [*times, *wakes] if at is not None), default=None)
+        now = self._clock()
+        later = [grows_later(gang, now) for gang, _ in self._allocations.values()]
+        return min((at for at in [*times, *wakes, *later] if at is not None), default=None)
 
     def run(self) -> tuple[list[Gang], bool]:
         """One pass where anything changed: what was placed and stored, and whether another should follow."""
         placed: list[Gang] = []
         again = False
         for yard in self.yards.values():
-            if not self._due(yard):
+            growing = self._growing(yard)
+            if not self._due(yard, growing):
                 continue
             begun = time.perf_counter()
-            made, more = self._pass(yard)
+            made, more = self._pass(yard, growing)
             metrics.gang_passes.observe(time.perf_counter() - begun)
             placed += made
             again |= more
         return placed, again
 
-    def _due(self, yard: Yard) -> bool:
-        if not len(yard.queue):
-            yard.decision, yard.stale = None, False
+    def _growing(self, yard: Yard) -> list[Growing]:
+        """The gangs of a site that would have a worker more, in the order of their pool (C51)."""
+        now, there = self._clock(), yard.site.key
+        found = [
+            ((TIERS[one.key.resource_type], -one.key.priority, gang.task.queued_at, one.id), one)
+            for gang, _ in self._allocations.values()
+            if gang.allocation.engine == there and (one := growing_of(gang, self.catalog, now)) is not None
+        ]
+        return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+
+    def _due(self, yard: Yard, growing: Sequence[Growing]) -> bool:
+        if not len(yard.queue) and not growing:
+            yard.decision, yard.stale, yard.asked = None, False, frozenset()
             return False
         decision = yard.decision
+        if {one.id for one in growing} != yard.asked:
+            return True
         if yard.stale or decision is None or yard.looked_at != yard.cluster.version:
             return True
         now = self._clock()
@@ -322,12 +344,27 @@ class GangPlacer:
             wake is not None and wake <= now
         )
 
-    def _pass(self, yard: Yard) -> tuple[list[Gang], bool]:
+    def _pass(self, yard: Yard, growing: Sequence[Growing]) -> tuple[list[Gang], bool]:
         now = self._clock()
         kept = self._kept if yard.site is self._sites.home else ()
-        decision = decide(yard.cluster, yard.queue, self._quotas, now=now, rules=self._rules(), kept=kept)
+        decision = decide(
+            yard.cluster,
+            yard.queue,
+            self._quotas,
+            now=now,
+            rules=self._rules(),
+            kept=kept,
+            growing=growing,
+        )
         yard.decision, yard.stale, yard.looked_at = decision, False, yard.cluster.version
-        decided = Decided(decision.admissions, decision.evictions, self._changed_plans(yard, decision))
+        yard.asked = frozenset(one.id for one in growing)
+        decided = Decided(
+            decision.admissions,
+            decision.evictions,
+            self._changed_plans(yard, decision),
+            decision.growths,
+            self._changed_waits(growing, decision),
+        )
         if not decided:
             return [], decision.more
         admitter = Admitter(
@@ -345,7 +382,25 @@ class GangPlacer:
             return [], True
         reach(Point.GANG_PLACE_AFTER_COMMIT)
         self._apply(yard, decision, made, now)
-        return list(made.placed), decision.more or len(made.placed) < len(decision.admissions)
+        if made.grown:
+            reach(Point.GANG_GROW_AFTER_COMMIT)
+            self.grown |= made.grown
+        again = len(made.placed) < len(decision.admissions) or bool(decision.growths)
+        return list(made.placed), decision.more or again
+
+    def _changed_waits(
+        self, growing: Sequence[Growing], decision: GangDecision
+    ) -> Mapping[str, tuple[str, str]]:
+        """Why gangs do not grow, where that is new."""
+        found: dict[str, tuple[str, str]] = {}
+        for one in growing:
+            reason = decision.growth_reasons.get(one.id)
+            known = scaling_of(self._allocations[one.id][0].task.scaling)
+            if reason is not None and known.waits != reason.code.value:
+                # Who comes first may be nobody's business who sees this task (C5).
+                blocked, _ = sentence(one.key, replace(reason, behind=None))
+                found[one.id] = (reason.code.value, blocked)
+        return found
 
     @staticmethod
     def _changed_plans(yard: Yard, decision: GangDecision) -> Mapping[str, Plan | None]:
@@ -379,7 +434,7 @@ class GangPlacer:
             running = yard.cluster.running.get(eviction.id)
             if eviction.id in made.evicted and running is not None:
                 yard.cluster.admit(running.evicting(now, eviction.for_id, eviction.gone_by))
-        if len(made.placed) == len(decision.admissions):
+        if len(made.placed) == len(decision.admissions) and not decision.growths:
             yard.looked_at = yard.cluster.version
         else:
             yard.stale = True

@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ _MODULES = (
     "jobkit/ray_node.py",
     "jobkit/ray_member.py",
     "jobkit/ray_head.py",
+    "jobkit/ray_demand.py",
+    "jobkit/ray_load.py",
+    "jobkit/ray_scaling.py",
     "jobkit/ray_worker.py",
     "jobkit/ray_submitter.py",
     "jobkit/ray_driver.py",
@@ -71,6 +74,16 @@ _STORE_SHARE = 0.3
 _SHORT_CHARS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class RayScaling:
+    """Between what the workers of a cluster go up and down with its load (C51)."""
+
+    least: int
+    most: int
+    idle_seconds: float
+    """So long a worker has nothing to do before it leaves."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayTask:
     """One Attempt of a Ray task. Amounts are those of one replica; seconds."""
@@ -82,7 +95,7 @@ class RayTask:
     """A secret of the Attempt, 16 to 128 characters; the same whenever it is asked for again."""
     meeting: Meeting
     """Of all N + 2 members."""
-    nodes: Sequence[str]
+    nodes: Sequence[str] | Mapping[int, str]
     """Where each member was placed, by rank: starts take turns on each."""
     cmd: str
     head: Amounts
@@ -100,6 +113,9 @@ class RayTask:
     grace_seconds: float = 10.0
     """Between the driver's SIGTERM and SIGKILL; the members' own `Launch.stop_grace_seconds` must be
     longer by `GRACE_MARGIN_SECONDS`, as the logs are collected after it."""
+    scaling: RayScaling | None = None
+    joined: Mapping[int, str] = field(default_factory=dict)
+    """Addresses of workers that join the cluster later, by rank (C51)."""
 
 
 GRACE_MARGIN_SECONDS = 60.0
@@ -120,15 +136,12 @@ class RayPart:
 def ray_part(task: RayTask, rank: int) -> RayPart:
     """The part of one member. Raises `ValueError` for a rank that the gang does not have."""
     members = len(task.meeting.hosts)
-    if not 0 <= rank < members:
+    if not 0 <= rank < members and rank not in task.joined:
         raise ValueError(f"a task of {members} members has no rank {rank}")
     role = Role.HEAD if rank == 0 else Role.SUBMITTER if rank == members - 1 else Role.WORKER
     amounts = task.head if role is Role.HEAD else task.workers
     own = hashlib.sha256(f"{task.attempt_id}.{rank}".encode()).hexdigest()[:_SHORT_CHARS]
-    memory = amounts.memory_mb * _MIB
-    store = max(_LEAST_STORE_BYTES, int(memory * _STORE_SHARE))
-    if amounts.shm_mb:
-        store = max(_LEAST_STORE_BYTES, min(store, int(amounts.shm_mb * _MIB * 0.95)))
+    memory, store = _memory(amounts)
     config = {
         "role": role.value,
         "rank": rank,
@@ -136,12 +149,13 @@ def ray_part(task: RayTask, rank: int) -> RayPart:
         "head": task.meeting.hosts[0].address,
         "port": task.meeting.port,
         "dashboard_port": task.meeting.dashboard_port,
-        "address": task.meeting.hosts[rank].address,
+        "address": task.joined[rank] if rank in task.joined else task.meeting.hosts[rank].address,
         "machine": task.nodes[rank],
         "workers": members - 2,
+        "scaling": _scaling(task) if role is not Role.SUBMITTER else None,
         "cpus": amounts.cpus,
         "gpus": amounts.gpus,
-        "memory_bytes": max(_LEAST_STORE_BYTES, memory - store),
+        "memory_bytes": memory,
         "object_store_bytes": store,
         "short": own,
         "shared": task.shared_storage is not None,
@@ -166,6 +180,33 @@ def ray_part(task: RayTask, rank: int) -> RayPart:
     return RayPart(role, argv, {}, contents, mounts)
 
 
+def _scaling(task: RayTask) -> dict[str, Any] | None:
+    if task.scaling is None:
+        return None
+    amounts, (_, store) = task.workers, _memory(task.workers)
+    return {
+        "least": task.scaling.least,
+        "most": task.scaling.most,
+        "idle_seconds": task.scaling.idle_seconds,
+        # What Ray counts of a worker that is not there yet.
+        "shape": {
+            "CPU": amounts.cpus,
+            "GPU": amounts.gpus,
+            "memory": _memory(amounts)[0],
+            "object_store_memory": store,
+        },
+    }
+
+
+def _memory(amounts: Amounts) -> tuple[int, int]:
+    """Bytes for programs and for the object store of a member."""
+    memory = amounts.memory_mb * _MIB
+    store = max(_LEAST_STORE_BYTES, int(memory * _STORE_SHARE))
+    if amounts.shm_mb:
+        store = max(_LEAST_STORE_BYTES, min(store, int(amounts.shm_mb * _MIB * 0.95)))
+    return max(_LEAST_STORE_BYTES, memory - store), store
+
+
 def _code() -> dict[str, bytes]:
     """The programs of ours, as a package of their own: the image need not have Trainshed."""
     base = f"{ray_wire.FOLDER}/code/trainshed"
@@ -173,6 +214,7 @@ def _code() -> dict[str, bytes]:
     found[f"{base}/__init__.py"] = b""
     found[f"{ray_wire.FOLDER}/member.py"] = _BOOT % (b"ray_member", b"place")
     found[f"{ray_wire.FOLDER}/capture/sitecustomize.py"] = found[f"{base}/jobkit/ray_capture.py"]
+    found[f"{ray_wire.FOLDER}/load.py"] = _BOOT % (b"ray_load", b"sys.argv[1]")
     found[f"{ray_wire.FOLDER}/driver.py"] = _BOOT % (b"ray_driver", b"*sys.argv[1:]")
     return found
 

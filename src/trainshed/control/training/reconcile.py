@@ -28,11 +28,12 @@ from trainshed.control.training.observing import View
 from trainshed.control.training.placing import GangPlacer
 from trainshed.control.training.preparing import GangPreparer
 from trainshed.control.training.releasing import GangReleased, GangReleaser
+from trainshed.control.training.scaling import Departure, Departures, gone_from, view_of
 from trainshed.control.training.sites import Site, Sites
 from trainshed.control.training.starting import GangStarter, OpenSecrets
 from trainshed.control.training.suspecting import Suspicions, is_alone
 from trainshed.control.training.urging import Urger, Wish, wish_of
-from trainshed.engines.contract import EngineError
+from trainshed.engines.contract import EngineError, Phase
 from trainshed.jobkit.frames import STDERR
 from trainshed.model.states import State
 from trainshed.model.training.spec import Kind
@@ -87,7 +88,9 @@ class GangReconciler:
             policy.stop_grace_seconds,
             open_secrets,
         )
+        self._departures = Departures(database, clock)
         self._released: dict[str, GangReleased] = {}
+        self._departed: dict[str, Departure] = {}
         self._again = False
 
     def step(self, changed: set[str], *, everything: bool) -> bool:
@@ -99,7 +102,10 @@ class GangReconciler:
         if self._released:
             self._releaser.store([self._released.pop(key) for key in list(self._released)])
             self._again = True
-        elif not everything:
+        if self._departed:
+            self._departures.store([self._departed.pop(key) for key in list(self._departed)])
+            self._again = True
+        if not everything and not self._again:
             with self._database.read() as connection:
                 if self._placer.is_quiet(connection):
                     return False
@@ -120,7 +126,7 @@ class GangReconciler:
         placed, again = self._placer.run()
         if placed:
             self._launch(placed)
-        return again or self._again or bool(self._released)
+        return again or self._again or bool(self._released or self._departed)
 
     def close(self) -> None:
         """Finish nothing more; what is under way is repeated by the next process."""
@@ -194,10 +200,7 @@ class GangReconciler:
                 # Unknown is never failed (c8): the rows stay as they are until it answers.
                 log.warning("an engine does not say how its gangs are", engine=site.key, error=error.message)
                 continue
-            for gang in here:
-                parts = parts_of(gang.allocation)
-                found = tuple(seen[unit_id(gang.attempt_id, part.rank)] for part in parts)
-                views.append((gang, site, View(spec_of(gang.task).kind, found)))
+            views += [(gang, site, view_of(gang, seen)) for gang in here]
         if not views:
             return
         with self._database.read() as connection:
@@ -212,10 +215,33 @@ class GangReconciler:
                 ended.append(gang)
         self._store([look for look in looks if look])
         over = {gang.allocation.id for gang in ended}
-        self._urge([item for item in views if item[0].allocation.id not in over])
+        going_on = [item for item in views if item[0].allocation.id not in over]
+        self._scale(going_on)
+        self._urge(going_on)
         self._store_ends([self._judged(gang, view) for gang, _, view in views if gang.allocation.id in over])
 
+    def _scale(self, views: Sequence[tuple[Gang, Site, View]]) -> None:
+        """Launch workers that gangs were given while they run, and release those that left them (C51)."""
+        for gang, site, view in views:
+            if not view.optional or gang.trial.state is not State.RUNNING:
+                continue
+            absent = [rank for rank in view.alive if view.of(rank).phase is Phase.ABSENT]
+            if absent and not view.culprits and gang.allocation.evicted_at is None:
+                self._starter.join(gang, site, absent)
+            for rank in gone_from(gang, view, self._clock()):
+                unit = unit_id(gang.attempt_id, rank)
+                if unit not in self._departed:
+                    self._workers.releasing.start(unit, partial(self._let_go, gang, site, rank, view))
+
+    def _let_go(self, gang: Gang, site: Site, rank: int, view: View) -> bool:
+        departure = self._departures.release(gang, rank, view, site.engine)
+        self._departed[unit_id(gang.attempt_id, rank)] = departure
+        return departure.release.confirmed
+
     def _has_news(self, gang: Gang, changed: set[str]) -> bool:
+        if gang.allocation.id in self._placer.grown:
+            self._placer.grown.discard(gang.allocation.id)
+            return True
         leaving = gang.trial.state is State.STOPPING or gang.allocation.evicted_at is not None
         if leaving and not self._urger.was_told(gang):
             return True
@@ -230,13 +256,14 @@ class GangReconciler:
 
     def _consider(self, gang: Gang, site: Site, view: View, replicas: Sequence[Replica]) -> Look | None:
         """What is new of a gang; ``None`` while somebody prepares it."""
+        leaving = gang.trial.state is State.STOPPING or gang.allocation.evicted_at is not None
         if self._preparer.is_busy(gang.allocation.id):
             if gang.trial.state is State.PREPARING and gang.allocation.evicted_at is None:
                 return None
-            self._preparer.cancel(gang.allocation.id)
-            return None
+            if leaving or not view.optional:
+                self._preparer.cancel(gang.allocation.id)
+                return None
         look = Look(gang, view, replicas)
-        leaving = gang.trial.state is State.STOPPING or gang.allocation.evicted_at is not None
         if view.absent and gang.trial.state is State.PREPARING and not leaving:
             since = self._starter.launched_at(gang)
             if since is not None and self._clock() - since > _RELAUNCH_SECONDS:

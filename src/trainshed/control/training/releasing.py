@@ -74,7 +74,12 @@ class GangReleased:
 
     def values(self, now: float) -> dict[str, Any]:
         killed = sum(each.killed for each in self.members.values())
-        before = json.loads(self.gang.allocation.evidence or "{}") if not self.members else {}
+        before = json.loads(self.gang.allocation.evidence or "{}")
+        if self.members:
+            # Of members that left before, nothing is asked any more (C51).
+            mine = tuple(f"replica {rank}: " for rank in self.members)
+            others = (item for item in before.items() if item[0].startswith("replica "))
+            before = {name: saw for name, saw in others if not name.startswith(mine)}
         values: dict[str, Any] = {
             "tries": self.gang.allocation.tries + 1,
             "evidence": json.dumps({**before, **self.checks(), "killed": killed + before.get("killed", 0)}),

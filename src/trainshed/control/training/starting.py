@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
 
 import structlog
 
@@ -13,20 +14,22 @@ from trainshed.control.training.frozen import spec_of
 from trainshed.control.training.holding import parts_of
 from trainshed.control.training.judging import Failure
 from trainshed.control.training.keys import AttemptFolders
-from trainshed.control.training.launching import Frame, build_launches, slots_of
+from trainshed.control.training.launching import Frame, build_joins, build_launches, meeting_of, slots_of
 from trainshed.control.training.observing import STARTING
 from trainshed.control.training.placing import GangPlacer
 from trainshed.control.training.preparing import GangPrepared, GangPreparer, Unprepared, VolumeMissing
 from trainshed.control.training.sites import Site, Sites
-from trainshed.engines.contract import EngineError, Launch, Meeting
+from trainshed.engines.contract import EngineError, Host, Launch, Meeting
 from trainshed.model.training.spec import HOST_IMAGE
 from trainshed.store import gangs, queue
 from trainshed.store.database import Connection, Database
-from trainshed.store.gangs import Gang
+from trainshed.store.gangs import Gang, unit_id
 
 OpenSecrets = Callable[[str | None], Mapping[str, str]]
 """The hidden values of a task by place: ``env.NAME``, ``precheck.env.NAME``."""
 Met = tuple[Gang, Site, GangPrepared, Meeting]
+JOIN_SECONDS = 5.0
+"""So long after its launch a worker that joins may be unknown to its engine before it is launched again."""
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +61,8 @@ class GangStarter:
         self._grace = grace_seconds
         self._open_secrets = open_secrets
         self._launched: dict[str, float] = {}
+        self._joins: dict[str, float] = {}
+        """When this process launched members that join, by unit (Unix seconds)."""
 
     def launched_at(self, gang: Gang) -> float | None:
         """When this process launched it last (Unix seconds)."""
@@ -69,6 +74,7 @@ class GangStarter:
 
     def forget_all_but(self, attempt_ids: Collection[str]) -> None:
         self._launched = {key: at for key, at in self._launched.items() if key in attempt_ids}
+        self._joins = {u: at for u, at in self._joins.items() if u.rpartition(".")[0] in attempt_ids}
 
     def launch(self, group: Sequence[Gang]) -> list[tuple[Gang, Failure]]:
         """Start what is prepared, and have the others prepared; answers starts that failed."""
@@ -98,6 +104,47 @@ class GangStarter:
             reach(Point.GANG_MEET_AFTER_ENGINE)
             failed += self._start(met)
         return failed
+
+    def join(self, gang: Gang, site: Site, ranks: Sequence[int]) -> None:
+        """Have workers join a gang that runs (C51). One that cannot is stopped, and seen as ended then."""
+        now = self._clock()
+        due = [r for r in ranks if now - self._joins.get(unit_id(gang.attempt_id, r), -inf) > JOIN_SECONDS]
+        outcome = self._prepared(gang, site) if due else None
+        if outcome is None:
+            return
+        self._joins |= {unit_id(gang.attempt_id, rank): now for rank in due}
+        if isinstance(outcome, Unprepared):
+            refused = {unit_id(gang.attempt_id, rank): outcome.detail for rank in due}
+        else:
+            refused = self._join(gang, site, outcome, due)
+        reach(Point.GANG_JOIN_AFTER_LAUNCH)
+        for unit, why in refused.items():
+            log.warning("a worker cannot join", unit=unit, reason=why)
+            self._preparer.forget(gang.allocation.id)
+            site.engine.stop(unit, grace_seconds=0.0)
+
+    def _join(self, gang: Gang, site: Site, prepared: GangPrepared, due: Sequence[int]) -> dict[str, str]:
+        """Launch them; units that cannot be, with the reason."""
+        try:
+            parts = {part.rank: part for part in parts_of(gang.allocation)}
+            hosts = {r: site.engine.join(gang.attempt_id, r, slots_of(parts[r])) for r in due}
+            reach(Point.GANG_JOIN_AFTER_ENGINE)
+            frame = self._frame(gang, site, prepared, meeting_of(gang), self._store_hosts(gang, hosts))
+            errors = site.engine.launch_many(build_joins(frame, hosts))
+        except (EngineError, GpusMissing, OSError, SecretsLost, VolumeMissing) as error:
+            return {unit_id(gang.attempt_id, rank): str(error) for rank in due}
+        return {unit: error.message for unit, error in errors.items()}
+
+    def _store_hosts(self, gang: Gang, hosts: Mapping[int, Host]) -> dict[str, tuple[str, int]]:
+        """Where those that join are reached, for readers; answers the number of the Attempt."""
+
+        def store(connection: Connection) -> dict[str, tuple[str, int]]:
+            for rank, host in hosts.items():
+                values = {"address": host.address, "state": STARTING}
+                gangs.change_replica(connection, gang.attempt_id, rank, values)
+            return queue.newest_attempts(connection, [gang.trial.id])
+
+        return self._database.write(store)
 
     def _prepared(self, gang: Gang, site: Site) -> GangPrepared | Unprepared | None:
         spec = spec_of(gang.task)
@@ -180,7 +227,8 @@ class GangStarter:
         def store(connection: Connection) -> dict[str, tuple[str, int]]:
             for gang, meeting in fresh:
                 hosts = [[host.name, host.address, host.slots] for host in meeting.hosts]
-                text = json.dumps({"hosts": hosts, "port": meeting.port})
+                ports = {"port": meeting.port, "dashboard_port": meeting.dashboard_port}
+                text = json.dumps({"hosts": hosts, **ports})
                 gangs.change_allocation(connection, gang.allocation.id, {"meeting": text})
                 for rank, host in enumerate(meeting.hosts):
                     values = {"address": host.address, "state": STARTING}

@@ -11,7 +11,7 @@ import structlog
 from trainshed.control.background import Background
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.training.frozen import spec_of
-from trainshed.control.training.holding import OVERDUE_SECONDS, notice_seconds, parts_of
+from trainshed.control.training.holding import OVERDUE_SECONDS, notice_seconds
 from trainshed.control.training.observing import View, failed_since
 from trainshed.engines.contract import Engine, EngineError, Phase
 from trainshed.model.states import State
@@ -68,19 +68,12 @@ def wish_of(gang: Gang, view: View, now: float, broken_since: float | None = Non
         return Wish("retention", gang.task.retained_until) if over else None
     if broken_since is not None and view.alive:
         return Wish("machine", broken_since)
-    culprits = [r for r, seen in enumerate(view.seen) if r not in view.alive and _fell(view, r)]
+    culprits = view.culprits
     if culprits and view.alive:
         at = failed_since(view, culprits)
         if now >= (at if at is not None else now) + FAILURE_PATIENCE_SECONDS:
             return Wish("failure", (at if at is not None else now) + FAILURE_PATIENCE_SECONDS)
     return None
-
-
-def _fell(view: View, rank: int) -> bool:
-    """Whether the end of a member must end the others: a failure, or the end of a Ray driver."""
-    seen = view.seen[rank]
-    driver = view.kind is Kind.RAY and rank == len(view.seen) - 1
-    return driver or seen.exit is None or seen.exit.code != 0
 
 
 class Urger:
@@ -120,12 +113,12 @@ class Urger:
 
     def kill(self, gang: Gang, view: View, engine: Engine) -> None:
         """End by force what runs although it had to end."""
-        ranks = [rank for rank in view.alive if view.seen[rank].phase is Phase.RUNNING]
+        ranks = [rank for rank in view.alive if view.of(rank).phase is Phase.RUNNING]
         if ranks:
             self._releasing.start(gang.allocation.id, partial(self._kill, gang, ranks, engine))
 
     def _tell(self, gang: Gang, view: View, engine: Engine, wish: Wish) -> None:
-        ranks = range(len(parts_of(gang.allocation)))
+        ranks = view.ranks
         if view.kind is Kind.RAY and wish.reason != "failure" and view.seen[-1].phase is Phase.RUNNING:
             # It ends the driver, collects the logs, then ends the cluster.
             ranks = ranks[-1:]

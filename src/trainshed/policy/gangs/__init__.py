@@ -6,7 +6,8 @@ to date and calls `decide` with them; `decide_snapshot` builds both from a `Snap
 
 from trainshed.policy.gangs.cluster import GangCluster
 from trainshed.policy.gangs.decide import decide, decide_snapshot
-from trainshed.policy.gangs.queue import GangQueue
+from trainshed.policy.gangs.growth import Growing
+from trainshed.policy.gangs.queue import GangQueue, QueuePlace
 from trainshed.policy.gangs.quota import QuotaTable
 from trainshed.policy.gangs.snapshot import (
     Admission,
@@ -22,7 +23,6 @@ from trainshed.policy.gangs.snapshot import (
     Part,
     PlaceNode,
     Plan,
-    QueuePlace,
     ReplicaNeed,
     Running,
     Snapshot,
@@ -43,6 +43,7 @@ __all__ = [
     "GangReservation",
     "GangRules",
     "GangWait",
+    "Growing",
     "Kept",
     "Part",
     "PlaceNode",

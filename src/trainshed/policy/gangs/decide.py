@@ -9,6 +9,8 @@
     first that finds none gets a reservation, and the first of each quota that finds no units left a promise.
     Later tasks may only take what delays neither (EASY backfill), so the first never starts later because of
     them (P11).
+5.  Gangs that run and would grow come last, a replica each (C51): they get what nobody who waits can use or
+    has reserved, and end nobody.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from trainshed.policy.gangs.cluster import GangCluster
+from trainshed.policy.gangs.growth import Growing
 from trainshed.policy.gangs.passing import Pass
 from trainshed.policy.gangs.planning import Plans
 from trainshed.policy.gangs.queue import GangLine, GangQueue, Rank, rank
@@ -46,13 +49,16 @@ def decide(
     now: float,
     rules: GangRules | None = None,
     kept: Sequence[Kept] = (),
+    growing: Iterable[Growing] = (),
 ) -> GangDecision:
     """Decide at ``now``; ``kept`` are the reservations of Runner Trials on the same nodes.
+
+    ``growing`` are gangs that run and would have a replica more, in the order in which they are served.
 
     Changes nothing but what `GangQueue` remembers between passes: who is awake, and what was simulated in
     vain.
     """
-    return _Decider(cluster, queue, quotas, now, rules or GangRules(), kept).run()
+    return _Decider(cluster, queue, quotas, now, rules or GangRules(), kept).run(growing)
 
 
 def decide_snapshot(snapshot: Snapshot) -> GangDecision:
@@ -87,7 +93,7 @@ class _Decider:
         self.returned: list[tuple[Rank, GangLine, int]] = []
         self.own_reasons: dict[str, GangReason] = {}
 
-    def run(self) -> GangDecision:
+    def run(self, growing: Iterable[Growing]) -> GangDecision:
         state = self.state
         more, rest = False, None
         for waiting in self.plans.ready():
@@ -110,9 +116,12 @@ class _Decider:
             self.own_reasons[waiting.id] = GangReason(GangWait.HELD, until=until, pool=waiting.key.pool)
         for waiting_id, reason in self.plans.reasons():
             self.own_reasons[waiting_id] = reason
+        admissions = tuple(state.admissions)
+        # Who was not even looked at may need what they would take.
+        reasons = {} if more else self._grow(growing)
         return GangDecision(
             at=self.now,
-            admissions=tuple(state.admissions),
+            admissions=admissions,
             evictions=tuple(self.plans.evictions),
             plans={waiting_id: plan for waiting_id, (_, plan) in self.plans.active.items()},
             reasons=state.reasons,
@@ -122,7 +131,24 @@ class _Decider:
             holds=tuple(self.plans.holds()),
             more=more,
             next_at=self._next_at(),
+            growths=tuple(state.admissions[len(admissions) :]),
+            growth_reasons=reasons,
         )
+
+    def _grow(self, growing: Iterable[Growing]) -> dict[str, GangReason]:
+        """Give each gang one replica more where that takes nothing from anybody; why not, for the others."""
+        reasons: dict[str, GangReason] = {}
+        for one in growing:
+            waiting = one.as_last()
+            if one.key.held is not None:
+                reasons[one.id] = GangReason(one.key.held, pool=one.key.pool)
+                continue
+            found = self.state.place(waiting, 0)
+            if isinstance(found, GangReason):
+                reasons[one.id] = found
+            else:
+                self.state.start(waiting, Admission(one.id, one.key, 0, *found))
+        return reasons
 
     def _served(self, waiting: Waiting) -> None:
         """A task with a plan that cannot start on it yet starts elsewhere if it fits there now."""

@@ -14,14 +14,13 @@ from itertools import islice
 
 from trainshed.policy.gangs.cluster import GangCluster
 from trainshed.policy.gangs.decide import decide
-from trainshed.policy.gangs.queue import GangQueue
+from trainshed.policy.gangs.queue import GangQueue, QueuePlace
 from trainshed.policy.gangs.quota import QuotaTable
 from trainshed.policy.gangs.snapshot import (
     GangDecision,
     GangReason,
     GangRules,
     Kept,
-    QueuePlace,
     Running,
     Snapshot,
     SourceUnits,

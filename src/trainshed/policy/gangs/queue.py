@@ -10,10 +10,11 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from trainshed.model.training.spec import ResourceType
-from trainshed.policy.gangs.snapshot import GangClass, QueuePlace, Waiting
+from trainshed.policy.gangs.snapshot import GangClass, Waiting
 
 Rank = tuple[int, int, float, str]
 """Lower goes first: tier of the resource type, priority, first submission, id."""
@@ -23,6 +24,18 @@ QueueKey = tuple[str, ResourceType, str]
 TIERS: Mapping[ResourceType, int] = MappingProxyType(
     {ResourceType.RESERVED: 0, ResourceType.ONDEMAND: 1, ResourceType.SPOT: 2, ResourceType.IDLE: 3}
 )
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """Where a task stands; both count from 1 (c2)."""
+
+    in_queue: int
+    """Among the tasks of its pool, resource type and project that would be tried earlier."""
+    in_project: int
+    queue_length: int
+    ahead: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Priority -> tasks ahead in the queue; numbers only, whoever they belong to."""
 
 
 def rank(waiting: Waiting) -> Rank:

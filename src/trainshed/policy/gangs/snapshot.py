@@ -473,6 +473,10 @@ class GangDecision:
     """Whether ``max_admissions`` ended the pass: run another one at once."""
     next_at: float | None
     """When time alone may change the decision: look again then; ``None`` if it cannot."""
+    growths: tuple[Admission, ...] = ()
+    """One replica more for gangs that run, by the id of their `Growing` (C51)."""
+    growth_reasons: Mapping[str, GangReason] = field(default_factory=lambda: MappingProxyType({}))
+    """Why the others of them do not grow now."""
 
     def reason(self, waiting: Waiting) -> GangReason:
         """Why a task waits (P10): every one has a reason."""
@@ -484,15 +488,3 @@ class GangDecision:
 
 
 NO_PLANS: Mapping[str, Plan] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePlace:
-    """Where a task stands; both count from 1 (c2)."""
-
-    in_queue: int
-    """Among the tasks of its pool, resource type and project that would be tried earlier."""
-    in_project: int
-    queue_length: int
-    ahead: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Priority -> tasks ahead in the queue; numbers only, whoever they belong to."""
