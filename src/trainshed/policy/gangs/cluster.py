@@ -1,17 +1,19 @@
 """Nodes, the gangs and Runner Trials on them, and what is free: kept up to date, or built anew.
 
-Both ways give the same state. A pass works on copies, so deciding changes nothing here.
+Both ways give the same state. A pass works on copies, so deciding changes nothing here but what is remembered
+for the next one: what was worked out about nodes, kinds and classes that did not change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from trainshed.model.resources import Amounts
-from trainshed.model.training.spec import ResourceType
 from trainshed.policy.cluster import Held
+from trainshed.policy.gangs.openings import NOW, Gain, Openings
 from trainshed.policy.gangs.room import Layout, Room, mask_of
 from trainshed.policy.gangs.snapshot import (
     Choice,
@@ -22,25 +24,30 @@ from trainshed.policy.gangs.snapshot import (
     Running,
     Shape,
 )
+from trainshed.policy.gangs.usage import add_usage, likely_end, line_key
 
-__all__ = ["GangCluster", "LineKey", "Step", "add_usage", "likely_end", "line_key", "lines_used", "walk"]
+__all__ = ["Ends", "GangCluster", "LineKey", "Looks", "Step", "add_usage", "likely_end", "line_key", "walk"]
+
+Ends = list[tuple[float, str, int, Amounts]]
+"""``(time, id, GPUs as a mask, amounts)`` of everything that will leave a node, in order."""
+Looks = tuple[int, str, frozenset[str]]
+"""Equal for choices that fit or fail together."""
+_MANY_CLASSES = 20_000
+"""With more of them known everything is forgotten at the next change of nodes: most have gone long ago."""
+_MANY_SHAPES = 64
+"""Of so many the openings are kept, those asked for last."""
+_MARGIN = 0.001
+"""Seconds: sums of times are not exact."""
 
 Step = tuple[float, int]
 """From then on so many replicas of a shape fit on a node."""
-
-
-def line_key(key: GangClass, spec: str) -> LineKey:
-    return (key.project, key.resource_type, key.pool, spec)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a class on these nodes; each has one entry for a choice."""
 
-    impossible: tuple[tuple[Group, int] | None, ...]
-    """The first group that would not fit on empty nodes, and how much of it would."""
-    looks: tuple[tuple[int, str, frozenset[str]], ...]
-    """Equal for choices that fit or fail together."""
+    looks: tuple[Looks, ...]
     kinds: tuple[tuple[int, ...], ...]
     """The kinds on which the largest replicas can run."""
 
@@ -67,34 +74,91 @@ class GangCluster:
         self.evicting: dict[str, Running] = {}
         self.version = 0
         """Grows with every change."""
-        self._cordoned = frozenset(cordoned)
+        self._cordoned: frozenset[str] = frozenset()
+        self.layout = Layout(())
+        self.room = Room(self.layout)
+        self.open: dict[str, int] = {}
+        """Nodes on which something may start, name to number."""
+        self._on_node: list[dict[str, Running | Held]] = []
+        self._shares: list[dict[str, tuple[int, Amounts]]] = []
+        """Of each node: what everything on it holds there, GPUs as a mask and the rest."""
+        self._ends: list[Ends | None] = []
+        self._openings: dict[tuple[int, Shape, float], Openings] = {}
+        self._ever: dict[tuple[int, Shape], int] = {}
+        self._facts: dict[GangClass, Facts] = {}
+        self._impossible: dict[Looks, tuple[Group, int] | None] = {}
+        self._open_nodes: dict[int, list[int]] = {}
+        self._empty: Room | None = None
         for one in running:
             self._remember(one)
         self.others.update((one.id, one) for one in others)
-        self.replace(nodes, self._cordoned)
+        self.replace(nodes, cordoned)
 
     def replace(self, nodes: Iterable[PlaceNode], cordoned: Iterable[str]) -> None:
-        """The nodes there are now, and those of them on which nothing may start; costs a whole build."""
-        self.layout = Layout(nodes)
+        """The nodes there are now, and those of them on which nothing may start.
+
+        What is known of nodes that stay as they are stays known.
+        """
+        before = self.layout
+        known = len(self._facts) < _MANY_CLASSES
+        layout = Layout(nodes, before if known else None)
+        cordoned = frozenset(cordoned)
+        closed = self._cordoned ^ cordoned
         self.version += 1
-        self._cordoned = frozenset(cordoned)
-        self.open = {name: n for name, n in self.layout.numbers.items() if name not in self._cordoned}
-        """Nodes on which something may start, name to number."""
-        self.room = Room(self.layout)
-        self.versions = [0] * len(self.layout.nodes)
-        """Of each node: grows with every change on it."""
-        self._on_node: list[dict[str, Running | Held]] = [{} for _ in self.layout.nodes]
+        old_numbers = [before.numbers.get(name, -1) for name in layout.names]
+        stay = [
+            old if old >= 0 and place.node.name not in closed and before.nodes[old] == place else -1
+            for place, old in zip(layout.nodes, old_numbers, strict=True)
+        ]
+        self._forget_nodes(set(range(len(before.nodes))).difference(stay))
+        self._cordoned = cordoned
+        self._move(layout, old_numbers, stay)
+        if not known or layout.order != before.order:
+            self._facts = {}
+        if not known:
+            self._openings, self._ever = {}, {}
+        for number, old in enumerate(stay):
+            if old < 0:
+                self._recount(number)
+                self._count_ever(number, 1)
+
+    def _forget_nodes(self, gone: Iterable[int]) -> None:
+        """Take nodes that go or change out of what is known of all."""
+        self._impossible = {}
+        self._open_nodes = {}
+        self._empty = None
+        for number in gone:
+            self._count_ever(number, -1)
+
+    def _move(self, layout: Layout, old_numbers: Sequence[int], stay: Sequence[int]) -> None:
+        """Carry what is known of each node over to its new number."""
+        before = self.layout
+        numbers = [layout.numbers.get(name) for name in before.names]
+        self.layout = layout
+        self.room = Room.moved(layout, self.room, stay)
+        self.open = {name: n for name, n in layout.numbers.items() if name not in self._cordoned}
+        self._ends = [self._ends[old] if old >= 0 else None for old in old_numbers]
+        self._on_node = [self._on_node[old] if old >= 0 else {} for old in old_numbers]
+        self._shares = [self._shares[old] if old >= 0 else {} for old in old_numbers]
+        fresh = {layout.names[number]: number for number, old in enumerate(old_numbers) if old < 0}
+        if fresh:
+            self._find_what_is_on(fresh)
+        for openings in self._openings.values():
+            openings.moved(numbers)
+
+    def _find_what_is_on(self, fresh: Mapping[str, int]) -> None:
+        """On nodes that came."""
         for running in self.running.values():
-            for part in running.parts:
-                if part.node in self.layout.numbers:
-                    self._on_node[self.layout.numbers[part.node]][running.id] = running
+            for name in {part.node for part in running.parts} & fresh.keys():
+                self._note(running, fresh[name])
         for held in self.others.values():
-            if held.node in self.layout.numbers:
-                self._on_node[self.layout.numbers[held.node]][held.id] = held
-        self._steps: dict[tuple[int, Shape], dict[int, tuple[int, float, list[Step]]]] = {}
-        self._forget_shapes()
-        for number in range(len(self.layout.nodes)):
-            self._recount(number)
+            if held.node in fresh:
+                self._note(held, fresh[held.node])
+
+    def _note(self, one: Running | Held, number: int) -> tuple[int, Amounts]:
+        self._on_node[number][one.id] = one
+        share = self._shares[number][one.id] = self._share(one, number)
+        return share
 
     @property
     def cordoned(self) -> frozenset[str]:
@@ -103,18 +167,18 @@ class GangCluster:
     def cordon(self, names: Iterable[str]) -> None:
         """Nothing starts on these nodes from now on, and on no others that were closed before."""
         changed = self._cordoned ^ frozenset(names)
-        self._cordoned = frozenset(names)
+        numbers = [self.layout.numbers[name] for name in sorted(changed) if name in self.layout.numbers]
         self.version += 1
-        self._forget_shapes()
-        for name in changed:
-            number = self.layout.numbers.get(name)
-            if number is None:
-                continue
+        self._forget_nodes(numbers)
+        self._cordoned = frozenset(names)
+        for number in numbers:
+            name = self.layout.names[number]
             if name in self._cordoned:
                 self.open.pop(name, None)
             else:
                 self.open[name] = number
             self._recount(number)
+            self._count_ever(number, 1)
 
     def admit(self, running: Running) -> None:
         """Record a gang; one with the same id is replaced (it saved, or its notice went out)."""
@@ -127,9 +191,8 @@ class GangCluster:
                 return
             self.release(running.id)
         self._remember(running)
-        self._touch(running)
         for number in self._numbers(running):
-            self._recount(number)
+            self._put(running, number)
 
     def release(self, running_id: str) -> None:
         """Forget a gang when the release of its last part is confirmed; unknown ids are ignored."""
@@ -138,8 +201,7 @@ class GangCluster:
             return
         self._forget(running)
         for number in self._numbers(running):
-            self._on_node[number].pop(running_id, None)
-            self._recount(number)
+            self._take(running_id, number)
 
     def hold(self, held: Held) -> None:
         """Record what a Runner Trial holds."""
@@ -148,8 +210,7 @@ class GangCluster:
         self.version += 1
         number = self.layout.numbers.get(held.node)
         if number is not None:
-            self._on_node[number][held.id] = held
-            self._recount(number)
+            self._put(held, number)
 
     def release_other(self, held_id: str) -> None:
         """Forget it; unknown ids are ignored."""
@@ -157,8 +218,7 @@ class GangCluster:
         self.version += 1
         number = None if held is None else self.layout.numbers.get(held.node)
         if number is not None:
-            self._on_node[number].pop(held_id, None)
-            self._recount(number)
+            self._take(held_id, number)
 
     def ever(self, kind: int, shape: Shape) -> int:
         """Replicas of a shape that the open nodes of a kind could serve if they were empty."""
@@ -169,12 +229,11 @@ class GangCluster:
         return known
 
     def facts(self, key: GangClass) -> Facts:
-        """What stays so for a class while no node comes, goes, opens or closes."""
+        """What stays so for a class while no kind of nodes comes or goes."""
         known = self._facts.get(key)
         if known is None:
             layout = self.layout
             known = self._facts[key] = Facts(
-                tuple(self._search_impossible(key, choice) for choice in key.choices),
                 tuple((layout.looks_of(choice), key.pool, key.excluded) for choice in key.choices),
                 tuple(layout.meaning(key.pool, choice.groups[0].gpu_model) for choice in key.choices),
             )
@@ -182,7 +241,10 @@ class GangCluster:
 
     def most_of(self, key: GangClass, number: int) -> tuple[Group, int] | None:
         """The first group that the open nodes could not serve even if empty, and how much of it fits."""
-        return self.facts(key).impossible[number]
+        looks = self.facts(key).looks[number]
+        if looks not in self._impossible:
+            self._impossible[looks] = self._search_impossible(key, key.choices[number])
+        return self._impossible[looks]
 
     def open_nodes(self, kind: int) -> list[int]:
         """The nodes of a kind on which something may start."""
@@ -209,63 +271,93 @@ class GangCluster:
 
     def _fits_empty(self, key: GangClass, choice: Choice) -> bool:
         """Whether different replicas fit together on open nodes without anything else on them."""
-        room = Room(self.layout)
-        for name, number in self.open.items():
-            if name not in key.excluded:
-                place = self.layout.nodes[number].node
-                room.set_mask(number, mask_of(gpu.index for gpu in place.gpus))
-                room.add(number, place.amounts, 1)
-        return room.place(key.pool, choice, None) is not None
+        if self._empty is None:
+            self._empty = Room.empty(self.layout, self.open.values())
+        room = self._empty
+        if key.excluded:
+            without = (n for name, n in self.open.items() if name not in key.excluded)
+            room = Room.empty(self.layout, without)
+        placed = room.place(key.pool, choice, None)
+        if placed is not None:
+            room.undo(choice, placed)
+        return placed is not None
 
     def on_node(self, number: int) -> Iterable[Running | Held]:
         """What is on a node."""
         return self._on_node[number].values()
 
-    def steps(self, number: int, kind: int, shape: Shape, now: float) -> list[Step]:
-        """How many replicas of a shape will fit on a node, from when on; kept while nothing changes there.
+    def openings(self, kind: int, shape: Shape, now: float, unknown_seconds: float) -> Sequence[Gain]:
+        """When replicas of a shape will fit on which open nodes of a kind, in order.
 
-        What is overdue by ``d`` seconds is expected to take ``d`` more.
+        What is overdue by ``d`` seconds is expected to take ``d`` more. Among nodes of which nobody can say
+        when they are free, those go first on which least is left after ``unknown_seconds``.
         """
-        known = self._steps.setdefault((kind, shape), {})
-        found = known.get(number)
-        if found is not None and found[0] == self.versions[number] and now <= found[1]:
-            return found[2]
+        key = (kind, shape, unknown_seconds)
+        found = self._openings.pop(key, None)
+        if found is None:
+            found = Openings()
+            while len(self._openings) >= _MANY_SHAPES:
+                del self._openings[next(iter(self._openings))]
+        self._openings[key] = found
+        return found.at(now, self.open_nodes(kind), partial(self._look, kind, shape, now, unknown_seconds))
+
+    def _look(
+        self, kind: int, shape: Shape, now: float, unknown_seconds: float, number: int
+    ) -> tuple[float, list[Gain]]:
+        """What opens on one node, and until when that stays so."""
+        layout = self.layout
+        if not layout.has(number, kind) or layout.names[number] not in self.open:
+            return inf, []
         ends = self.ends(number, now)
-        steps = walk(self.room, number, kind, shape, ends, now)
-        # What is overdue is expected later with every second: nothing to keep.
-        if all(one.expected_end is None or one.expected_end >= now for one in self.on_node(number)):
-            known[number] = (self.versions[number], ends[0][0] if ends else inf, steps)
-        return steps
-
-    def all_steps(self, kind: int, shape: Shape, now: float) -> list[tuple[int, list[Step]]]:
-        """The same for every open node of a kind."""
-        known = self._steps.setdefault((kind, shape), {})
-        versions = self.versions
-        every: list[tuple[int, list[Step]]] = []
-        for number in self.open_nodes(kind):
-            found = known.get(number)
-            if found is None or found[0] != versions[number] or now > found[1]:
-                every.append((number, self.steps(number, kind, shape, now)))
-            else:
-                every.append((number, found[2]))
-        return every
-
-    def ends(self, number: int, now: float) -> list[tuple[float, str, int, Amounts]]:
-        """``(time, id, GPUs as a mask, amounts)`` of everything that will leave a node, in order."""
-        name = self.layout.names[number]
-        found = []
-        for one in self._on_node[number].values():
-            end = likely_end(one.expected_end, now)
-            if isinstance(one, Held):
-                found.append((end, one.id, mask_of(one.gpus), one.amounts))
+        until = now if self._ends[number] is None else ends[0][0] if ends else inf
+        gains: list[Gain] = []
+        before = 0
+        for at, fit in walk(self.room, number, kind, shape, ends, now):
+            if fit <= before:
                 continue
-            mask, amounts = 0, Amounts()
-            for part in one.parts:
-                if part.node == name:
-                    mask |= mask_of(part.gpus)
-                    amounts += part.amounts
-            found.append((end, one.id, mask, amounts))
-        return sorted(found, key=lambda entry: entry[:2])
+            held = 0
+            if at == inf:
+                held, changes = self._held(number, kind, ends, now + unknown_seconds)
+                until = min(until, changes - unknown_seconds - _MARGIN)
+            gains.append((NOW if at <= now else at, held, before - fit, number))
+            before = fit
+        return until, gains
+
+    def _held(self, number: int, kind: int, ends: Ends, soon: float) -> tuple[int, float]:
+        """GPUs of a kind that are not free soon, and the next end after that."""
+        mask, following = self.room.masks[number], inf
+        for end, _, gpus, _ in ends:
+            if end > soon:
+                following = end
+                break
+            mask |= gpus
+        return (self.layout.all_gpus[kind][number] & ~mask).bit_count(), following
+
+    def ends(self, number: int, now: float) -> Ends:
+        """What will leave a node and when; kept while nothing changes there and nothing is overdue."""
+        known = self._ends[number]
+        if known is not None and (not known or now <= known[0][0]):
+            return known
+        here, shares = self._on_node[number].values(), self._shares[number]
+        found: Ends = [(likely_end(one.expected_end, now), one.id, *shares[one.id]) for one in here]
+        found.sort(key=_by_end)
+        overdue = any(one.expected_end is not None and one.expected_end < now for one in here)
+        # What is overdue is expected later with every second: nothing to keep.
+        self._ends[number] = None if overdue else found
+        return found
+
+    def _share(self, one: Running | Held, number: int) -> tuple[int, Amounts]:
+        """The GPUs that something holds on a node, as a mask, and everything else."""
+        if isinstance(one, Held):
+            return mask_of(one.gpus), one.amounts
+        name = self.layout.names[number]
+        parts = [part for part in one.parts if part.node == name]
+        if len(parts) == 1:
+            return mask_of(parts[0].gpus), parts[0].amounts
+        mask = 0
+        for part in parts:
+            mask |= mask_of(part.gpus)
+        return mask, sum((part.amounts for part in parts), Amounts())
 
     def _numbers(self, running: Running) -> Iterator[int]:
         names = {part.node for part in running.parts}
@@ -293,26 +385,62 @@ class GangCluster:
     def _count(self, running: Running, sign: int) -> None:
         add_usage(self.used, self.lent, running, sign)
 
-    def _forget_shapes(self) -> None:
-        self._ever: dict[tuple[int, Shape], int] = {}
-        self._facts: dict[GangClass, Facts] = {}
-        self._open_nodes: dict[int, list[int]] = {}
+    def _count_ever(self, number: int, sign: int) -> None:
+        """A node is there (1) for what the nodes could serve if they were empty, or no longer (-1)."""
+        if self.layout.names[number] not in self.open:
+            return
+        for kind, shape in self._ever:
+            if self.layout.has(number, kind):
+                self._ever[kind, shape] += sign * self.layout.node_ever(number, kind, shape)
+
+    def _changed(self, number: int) -> None:
+        """Forget what was worked out about a node."""
+        self._ends[number] = None
+        for openings in self._openings.values():
+            openings.changed(number)
 
     def _touch(self, running: Running) -> None:
         for number in self._numbers(running):
             self._on_node[number][running.id] = running
-            self.versions[number] += 1
+            self._changed(number)
+
+    def _put(self, one: Running | Held, number: int) -> None:
+        """Take what something holds on a node."""
+        mask, amounts = self._note(one, number)
+        self._changed(number)
+        if self.layout.names[number] in self._cordoned:
+            return
+        if mask & self.room.masks[number]:
+            self.room.set_mask(number, self.room.masks[number] & ~mask)
+        self.room.add(number, amounts, -1)
+
+    def _take(self, id_: str, number: int) -> None:
+        """Give it back, but for GPUs that something else names as well."""
+        self._on_node[number].pop(id_, None)
+        share = self._shares[number].pop(id_, None)
+        self._changed(number)
+        if share is None or self.layout.names[number] in self._cordoned:
+            return
+        free = share[0] & self._gpus(number) if share[0] else 0
+        if free:
+            for other, _ in self._shares[number].values():
+                free &= ~other
+            self.room.set_mask(number, self.room.masks[number] | free)
+        self.room.add(number, share[1], 1)
+
+    def _gpus(self, number: int) -> int:
+        return sum(self.layout.all_gpus[kind][number] for kind in self.layout.node_kinds[number])
 
     def _recount(self, number: int) -> None:
-        """Count a node from scratch: right even if two name one GPU, whichever ends first."""
-        self.versions[number] += 1
+        """Count a node from scratch."""
+        self._changed(number)
         place = self.layout.nodes[number].node
         if place.name in self._cordoned:
             room, free = Amounts(), 0
         else:
-            free = mask_of(gpu.index for gpu in place.gpus)
+            free = self._gpus(number)
             room = place.amounts
-            for _, _, mask, amounts in self.ends(number, 0.0):
+            for mask, amounts in self._shares[number].values():
                 free &= ~mask
                 room -= amounts
         if free != self.room.masks[number]:
@@ -323,24 +451,8 @@ class GangCluster:
         self.room.shm_mb[number] = room.shm_mb
 
 
-def add_usage(
-    used: dict[LineKey, int], lent: dict[tuple[str, str], int], running: Running, sign: int
-) -> None:
-    """Count a gang's units (1) or take them out again (-1)."""
-    key = running.key
-    if key.resource_type is not ResourceType.IDLE:
-        for spec, units in running.units:
-            line = line_key(key, spec)
-            used[line] = used.get(line, 0) + sign * units
-    for spec, units in running.supplement:
-        lent[key.pool, spec] = lent.get((key.pool, spec), 0) + sign * units
-
-
-def likely_end(end: float | None, now: float) -> float:
-    """When what holds resources will likely be gone; infinite if nobody can say."""
-    if end is None:
-        return inf
-    return end if end >= now else now + (now - end)
+def _by_end(entry: tuple[float, str, int, Amounts]) -> tuple[float, str]:
+    return entry[:2]
 
 
 def walk(
@@ -366,8 +478,3 @@ def walk(
     for _, amounts in undone:
         room.add(number, amounts, -1)
     return steps
-
-
-def lines_used(cluster: GangCluster) -> Mapping[LineKey, int]:
-    """Units in use by quota."""
-    return {line: units for line, units in cluster.used.items() if units}

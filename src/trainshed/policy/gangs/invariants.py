@@ -199,8 +199,15 @@ def check_same(cluster: GangCluster) -> None:
     require(anew.room.masks == cluster.room.masks, "incremental", "GPUs")
     require(anew.room.cpus == cluster.room.cpus, "incremental", "CPUs")
     require(anew.room.memory_mb == cluster.room.memory_mb, "incremental", "memory")
-    require(anew.room.gpus == cluster.room.gpus, "incremental", "sums")
+    require(_sums(anew) == _sums(cluster), "incremental", "sums")
     require(_counts(anew) == _counts(cluster), "incremental", "units")
+
+
+def _sums(cluster: GangCluster) -> object:
+    """Free GPUs by pool and model; the numbers of kinds depend on what was there before."""
+    return {
+        of: cluster.room.gpus[kind] for of, kind in cluster.layout.kinds.items() if cluster.room.gpus[kind]
+    }
 
 
 def _counts(cluster: GangCluster) -> object:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
 from trainshed.model.resources import Amounts
 from trainshed.model.training.spec import ResourceType
-from trainshed.policy.gangs.cluster import GangCluster, Step, line_key, walk
+from trainshed.policy.gangs.cluster import Ends, GangCluster, Step, line_key, walk
+from trainshed.policy.gangs.openings import Gain
 from trainshed.policy.gangs.preemption import Candidates
 from trainshed.policy.gangs.quota import CohortKey, Ledger, Promise, QuotaTable
 from trainshed.policy.gangs.reservations import Bounds, Earliest, Spare, spare_of
@@ -28,8 +29,6 @@ from trainshed.policy.gangs.snapshot import (
     SourceUnits,
     Waiting,
 )
-
-Ends = list[tuple[float, str, int, Amounts]]
 
 
 class Pass:
@@ -96,7 +95,7 @@ class Pass:
         """Take room for one choice of a task, and say out of whose units; or why it may not start."""
         key = waiting.key
         facts = self.cluster.facts(key)
-        if facts.impossible[number] is not None:
+        if self.cluster.most_of(key, number) is not None:
             return self.impossible(key, number)
         reason = self._no_units(key, number)
         end = self.end_of(key)
@@ -367,7 +366,9 @@ class Pass:
         bounds.end = inf
         search = Earliest(
             self.layout,
+            openings=self._openings,
             steps=self._steps,
+            apart={*self.started, *self.delayed, *self.spares, *bounds.excluded},
             left=self.left,
             bounds=bounds,
             held=self._held,
@@ -404,20 +405,25 @@ class Pass:
             mask |= gpus
         return (self.layout.all_gpus[kind][node] & ~mask).bit_count()
 
-    def _steps(self, kind: int, shape: Shape) -> list[tuple[int, list[Step]]]:
-        every = self.cluster.all_steps(kind, shape, self.now)
-        for place, (node, _) in enumerate(every):
-            if node in self.started or node in self.delayed:
-                every[place] = (node, walk(self.room, node, kind, shape, self._ends(node), self.now))
-        return every
+    def _openings(self, kind: int, shape: Shape) -> Sequence[Gain]:
+        return self.cluster.openings(kind, shape, self.now, self.rules.unknown_start_seconds)
+
+    def _steps(self, node: int, kind: int, shape: Shape) -> list[Step]:
+        """What fits on a node as this pass leaves it, from when on; nothing on a closed one."""
+        if self.layout.names[node] not in self.cluster.open:
+            return []
+        return walk(self.room, node, kind, shape, self._ends(node), self.now)
 
     def _ends(self, node: int) -> Ends:
-        delayed = self.delayed.get(node, {})
-        ends = [
-            (max(end, delayed.get(id_, end)), id_, mask, amounts)
-            for end, id_, mask, amounts in self.cluster.ends(node, self.now)
-        ]
-        return sorted(ends + self.started.get(node, []), key=lambda entry: entry[:2])
+        found = self.cluster.ends(node, self.now)
+        started, delayed = self.started.get(node), self.delayed.get(node)
+        if started is None and delayed is None:
+            return found
+        if delayed is not None:
+            found = [
+                (max(end, delayed.get(id_, end)), id_, mask, amounts) for end, id_, mask, amounts in found
+            ]
+        return sorted([*found, *(started or ())], key=lambda entry: entry[:2])
 
     def left(self, node: int, kind: int, at: float) -> Amounts:
         """What will be free on a node by then, with GPUs of one kind counted."""

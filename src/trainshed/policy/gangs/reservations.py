@@ -6,16 +6,16 @@ node no more than what is left beside the gang that comes first (c5).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import merge
 from math import inf
 
 from trainshed.model.resources import Amounts
 from trainshed.policy.gangs.cluster import Step
+from trainshed.policy.gangs.openings import Gain
 from trainshed.policy.gangs.room import Layout, capacity
 from trainshed.policy.gangs.snapshot import Choice, Group, Kept, Shape
-
-Ends = Sequence[tuple[float, str, int, Amounts]]
 
 
 class Spare:
@@ -86,15 +86,23 @@ class Earliest:
         self,
         layout: Layout,
         *,
-        steps: Callable[[int, Shape], list[tuple[int, list[Step]]]],
+        openings: Callable[[int, Shape], Sequence[Gain]],
+        steps: Callable[[int, int, Shape], list[Step]],
+        apart: Collection[int],
         left: Callable[[int, int, float], Amounts],
         bounds: Bounds,
         held: Callable[[int, int], int],
         now: float,
     ) -> None:
-        """``steps`` knows what fits on each open node from when on, ``left`` what is free on one then."""
+        """``openings`` knows in order what fits on each node from when on, but for those ``apart``.
+
+        These are bounded, or this pass has changed them: ``steps`` looks at one of them. ``left`` is what is
+        free on a node at a time, ``held`` its GPUs that are not free soon.
+        """
         self.layout = layout
+        self.openings = openings
         self.steps = steps
+        self.apart = apart
         self.left = left
         self.bounds = bounds
         self.held = held
@@ -126,24 +134,13 @@ class Earliest:
         self, kind: int, group: Group, nodes: Mapping[int, tuple[int, int, Amounts]]
     ) -> tuple[float, int, dict[int, int]] | None:
         shape, count = group.shape, group.count
-        gains: list[tuple[float, int, int, int]] = []
-        now, bounds = self.now, self.bounds
-        bounded = bool(bounds.spares) or bool(bounds.excluded)
-        for node, found in self.steps(kind, shape):
-            before = 0
-            steps = self._beside(node, kind, shape, nodes) if node in nodes else found
-            for at, fit in steps:
-                most = bounds.most(node, kind, shape, fit) if bounded and fit else fit
-                if most > before:
-                    # Among those that nobody can say anything about, nodes with least on them drain first.
-                    still = self.held(node, kind) if at == inf else 0
-                    gains.append((max(now, at), still, before - most, node))
-                    before = most
-        gains.sort()
+        apart = {*self.apart, *nodes}
         chosen: dict[int, int] = {}
         total = 0
         at = self.now
-        for at, _, gain, node in gains:  # noqa: B007 - the last time is the answer
+        for at, _, gain, node in merge(  # noqa: B007 - the last time is the answer
+            self._together(kind, shape, apart), self._apart(kind, shape, apart, nodes)
+        ):
             chosen[node] = chosen.get(node, 0) - gain
             total -= gain
             if total >= count:
@@ -157,6 +154,39 @@ class Earliest:
             if not chosen[node]:
                 del chosen[node]
         return at, kind, chosen
+
+    def _together(self, kind: int, shape: Shape, apart: Collection[int]) -> Iterator[Gain]:
+        """What opens on the nodes that are as they were before this pass."""
+        now = self.now
+        return (
+            (max(now, at), still, gain, node)
+            for at, still, gain, node in self.openings(kind, shape)
+            if node not in apart
+        )
+
+    def _apart(
+        self,
+        kind: int,
+        shape: Shape,
+        apart: Iterable[int],
+        nodes: Mapping[int, tuple[int, int, Amounts]],
+    ) -> list[Gain]:
+        """What opens on the others, in order."""
+        gains: list[Gain] = []
+        for node in apart:
+            before = 0
+            there = self.layout.has(node, kind)
+            steps = self._beside(node, kind, shape, nodes) if node in nodes and there else ()
+            if node not in nodes and there:
+                steps = self.steps(node, kind, shape)
+            for at, fit in steps:
+                most = self.bounds.most(node, kind, shape, fit) if fit else fit
+                if most > before:
+                    # Among those that nobody can say anything about, nodes with least on them drain first.
+                    still = self.held(node, kind) if at == inf else 0
+                    gains.append((max(self.now, at), still, before - most, node))
+                    before = most
+        return sorted(gains)
 
     def _beside(
         self, node: int, kind: int, shape: Shape, nodes: Mapping[int, tuple[int, int, Amounts]]

@@ -32,42 +32,67 @@ class Limits(Protocol):
 class Layout:
     """The nodes, by number in the order of their names."""
 
-    def __init__(self, nodes: Iterable[PlaceNode]) -> None:
+    def __init__(self, nodes: Iterable[PlaceNode], before: Layout | None = None) -> None:
+        """``before`` lends what is known of nodes that it has as well, and its numbers of kinds and looks."""
         self.nodes = tuple(sorted(nodes, key=lambda place: place.node.name))
         self.names = tuple(place.node.name for place in self.nodes)
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self.pools = tuple(place.pool for place in self.nodes)
         self.pool_nodes: dict[str, list[int]] = {}
-        self._kinds: dict[tuple[str, str | None], int] = {}
-        self.models: list[str | None] = []
-        self.all_gpus: list[list[int]] = []
+        self.kinds: dict[tuple[str, str | None], int] = {} if before is None else before.kinds.copy()
+        self.models: list[str | None] = [] if before is None else before.models.copy()
+        self.all_gpus: list[list[int]] = [[0] * len(self.nodes) for _ in self.models]
         """``all_gpus[kind][node]``: every GPU of the kind on the node, as a mask."""
-        self.kind_nodes: list[list[int]] = []
+        self.kind_nodes: list[list[int]] = [[] for _ in self.models]
         self.node_kinds: list[list[int]] = [[] for _ in self.nodes]
         self.racks = tuple(place.rack for place in self.nodes)
         self.gpu_counts = tuple(len(place.node.gpus) for place in self.nodes)
+        self.masks: list[tuple[tuple[str, int], ...]] = []
+        """Of each node: every model and its GPUs as a mask."""
         for number, place in enumerate(self.nodes):
             self.pool_nodes.setdefault(place.pool, []).append(number)
-            for gpu in place.node.gpus:
-                kind = self._kind(place.pool, gpu.model)
-                if not self.all_gpus[kind][number]:
-                    self.kind_nodes[kind].append(number)
-                    self.node_kinds[number].append(kind)
-                self.all_gpus[kind][number] |= 1 << gpu.index
+            masks = self._masks_of(place, before)
+            self.masks.append(masks)
+            for model, mask in masks:
+                kind = self._kind(place.pool, model)
+                self.kind_nodes[kind].append(number)
+                self.node_kinds[number].append(kind)
+                self.all_gpus[kind][number] = mask
         for pool, numbers in self.pool_nodes.items():
             kind = self._kind(pool, None)
             self.kind_nodes[kind] = numbers
         self.has_racks = {
             pool: len({self.racks[n] for n in numbers}) > 1 for pool, numbers in self.pool_nodes.items()
         }
-        self._meanings: dict[tuple[str, str | None], tuple[int, ...]] = {}
-        self._looks: dict[Choice, int] = {}
-        self._numbers: dict[tuple[Group, ...], int] = {}
+        there = [kind for kind, numbers in enumerate(self.kind_nodes) if numbers]
+        self.order = tuple(sorted(there, key=self._first))
+        """The kinds that have nodes, by where each is met first."""
+        same = before is not None and before.order == self.order
+        self.meanings: dict[tuple[str, str | None], tuple[int, ...]] = (
+            before.meanings if before is not None and same else {}
+        )
+        self.looks: dict[Choice, int] = {} if before is None else before.looks
+        self.groups: dict[tuple[Group, ...], int] = {} if before is None else before.groups
+
+    @staticmethod
+    def _masks_of(place: PlaceNode, before: Layout | None) -> tuple[tuple[str, int], ...]:
+        number = None if before is None else before.numbers.get(place.node.name)
+        if before is not None and number is not None and before.nodes[number].node.gpus is place.node.gpus:
+            return before.masks[number]
+        masks: dict[str, int] = {}
+        for gpu in place.node.gpus:
+            masks[gpu.model] = masks.get(gpu.model, 0) | 1 << gpu.index
+        return tuple(masks.items())
+
+    def _first(self, kind: int) -> tuple[int, int]:
+        number = self.kind_nodes[kind][0]
+        of = self.node_kinds[number]
+        return number, of.index(kind) if kind in of else len(of)
 
     def _kind(self, pool: str, model: str | None) -> int:
-        found = self._kinds.get((pool, model))
+        found = self.kinds.get((pool, model))
         if found is None:
-            found = self._kinds[pool, model] = len(self.models)
+            found = self.kinds[pool, model] = len(self.models)
             self.models.append(model)
             self.all_gpus.append([0] * len(self.nodes))
             self.kind_nodes.append([])
@@ -75,21 +100,29 @@ class Layout:
 
     def meaning(self, pool: str, gpu_type: str | None) -> tuple[int, ...]:
         """The kinds of a pool that a GPU type means; ``None`` means its CPUs."""
-        known = self._meanings.get((pool, gpu_type))
+        known = self.meanings.get((pool, gpu_type))
         if known is None:
-            here = {model: kind for (at, model), kind in self._kinds.items() if at == pool}
+            of = {kind: model for (at, model), kind in self.kinds.items() if at == pool}
+            here = {of[kind]: kind for kind in self.order if kind in of}
             names: Sequence[str | None] = (
                 (None,) if gpu_type is None else matching_models(gpu_type, [m for m in here if m])
             )
-            known = self._meanings[pool, gpu_type] = tuple(here[name] for name in names if name in here)
+            known = self.meanings[pool, gpu_type] = tuple(here[name] for name in names if name in here)
         return known
+
+    def has(self, node: int, kind: int) -> bool:
+        """Whether a node has GPUs of a kind, or is in its pool where that is one of CPUs."""
+        if self.models[kind] is not None:
+            return bool(self.all_gpus[kind][node])
+        numbers = self.kind_nodes[kind]
+        return bool(numbers) and self.pools[numbers[0]] == self.pools[node]
 
     def looks_of(self, choice: Choice) -> int:
         """A number that is equal for choices that look the same to nodes."""
-        known = self._looks.get(choice)
+        known = self.looks.get(choice)
         if known is None:
-            known = self._numbers.setdefault(choice.groups, len(self._numbers))
-            self._looks[choice] = known
+            known = self.groups.setdefault(choice.groups, len(self.groups))
+            self.looks[choice] = known
         return known
 
     def node_ever(self, node: int, kind: int, shape: Shape) -> int:
@@ -139,6 +172,43 @@ class Room:
         """Free GPUs of each kind, all nodes together."""
         self.buckets: list[list[list[int]]] = [[list(numbers)] for numbers in layout.kind_nodes]
         """``buckets[kind][count]``: the nodes with ``count`` free GPUs of the kind, ascending."""
+
+    @classmethod
+    def moved(cls, layout: Layout, before: Room, came_from: Sequence[int]) -> Room:
+        """The same free amounts for another layout.
+
+        ``came_from`` has the former number of each node, or -1 for one of which nothing is free yet.
+        """
+        room = cls(layout)
+        for name in ("masks", "cpus", "memory_mb", "storage_mb", "shm_mb"):
+            was = getattr(before, name)
+            setattr(room, name, [was[number] if number >= 0 else 0 for number in came_from])
+        room._index()
+        return room
+
+    @classmethod
+    def empty(cls, layout: Layout, numbers: Iterable[int]) -> Room:
+        """What these nodes have with nothing on them, and nothing of the others."""
+        room = cls(layout)
+        for number in numbers:
+            room.masks[number] = sum(layout.all_gpus[kind][number] for kind in layout.node_kinds[number])
+            room.add(number, layout.nodes[number].node.amounts, 1)
+        room._index()
+        return room
+
+    def _index(self) -> None:
+        """Sort the nodes by how many GPUs are free."""
+        for kind, numbers in enumerate(self.layout.kind_nodes):
+            every = self.layout.all_gpus[kind]
+            buckets: list[list[int]] = [[]]
+            self.gpus[kind] = 0
+            for number in numbers:
+                count = (self.masks[number] & every[number]).bit_count()
+                while len(buckets) <= count:
+                    buckets.append([])
+                buckets[count].append(number)
+                self.gpus[kind] += count
+            self.buckets[kind] = buckets
 
     def copy(self) -> Room:
         other = object.__new__(Room)
