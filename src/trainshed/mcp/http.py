@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from trainshed.mcp.calls import Calls
 
 PATH = "/mcp"
-_BEARER = "bearer "
 
 
 class WithMcp:
@@ -87,10 +86,8 @@ class WithMcp:
 
 def presented(headers: Any) -> str | None:
     """The key that a request carries, as the server's other doors take it."""
-    authorization = str(headers.get("authorization", ""))
-    if authorization.lower().startswith(_BEARER):
-        return authorization[len(_BEARER) :].strip() or None
-    return headers.get("x-api-key") or None
+    scheme, _, key = str(headers.get("authorization", "")).partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 def _refusal(headers: Headers) -> Response | None:
@@ -99,7 +96,7 @@ def _refusal(headers: Headers) -> Response | None:
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         return _refused(HTTPStatus.FORBIDDEN, "ORIGIN_DENIED", "a page of another origin may not call this")
     if presented(headers) is None:
-        said = "send a key: `Authorization: Bearer KEY` or `X-API-Key: KEY`"
+        said = "send a key: `Authorization: Bearer KEY`"
         return _refused(HTTPStatus.UNAUTHORIZED, "AUTHENTICATION_REQUIRED", said)
     return None
 
