@@ -98,6 +98,7 @@ FRESH: dict[str, Any] = {
     "outputs_fetched": False,
     "outputs_count": None,
     "cancel_requested_at": None,
+    "fetch_requested_at": None,
     "version": 1,
 }
 """What a script's columns hold before anything happened to it."""

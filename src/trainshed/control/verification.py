@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainshed.content.blobs import BlobError, BlobNotFound, BlobReader, BlobStore, DigestMismatch
+from trainshed.content.bundles import BUNDLES, read_packed
 from trainshed.content.trees import verify_manifest
 from trainshed.model.content import ContentKind
 from trainshed.model.errors import Refusal
@@ -202,6 +203,9 @@ class Verification:
 
     def _said(self, sha256: str, kind: str) -> dict[str, int]:
         """What a manifest says it holds: SHA-256 -> bytes."""
+        if kind == BUNDLES:
+            with self._blobs.open(sha256) as reader:
+                return read_packed(reader.read, sha256).blobs
         if kind != "runners":
             with self._blobs.open(sha256) as reader:
                 return verify_manifest(reader.read, ContentKind(kind), sha256).blobs

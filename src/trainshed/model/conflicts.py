@@ -23,7 +23,7 @@ def differences(stored: str, sent: str, *, hidden: bool = True) -> list[Fault]:
     """
     old, new = json.loads(stored), json.loads(sent)
     found: list[Fault] = []
-    noun = "Job" if "trials" in old else "task"
+    noun = "Job" if "trials" in old or old.get("spec", {}).get("kind") == "script" else "task"
     before, now = _hidden(old), _hidden(new)
     for form in (old, new):
         form.pop(HIDDEN, None)

@@ -118,6 +118,15 @@ def close(
     return bool(closed.rowcount)
 
 
+def withdraw(connection: Connection, job_ids: Collection[str], *, at: float, by: str) -> None:
+    """Close the open questions of Jobs that end without an answer."""
+    connection.execute(
+        update(approvals)
+        .where(approvals.c.job_id.in_(list(job_ids)), approvals.c.answer.is_(None))
+        .values(answer="withdrawn", answered_at=at, answered_by=by)
+    )
+
+
 def put_code(connection: Connection, approval_id: int, digest: str, *, at: float, expires_at: float) -> None:
     """Keep the digest of a new one-time code; the one before is worth nothing any more."""
     values = {

@@ -18,6 +18,7 @@ from trainshed.model.states import (
     check_move,
     job_status,
 )
+from trainshed.store import approvals
 from trainshed.store.events import NewEvent, record
 from trainshed.store.jobs import find_job, trial_of
 from trainshed.store.records import Job, Trial
@@ -26,6 +27,8 @@ from trainshed.store.tables import artifacts, jobs, trials
 
 RUNNER = "runner"
 """The kind of Trials that never get a second Attempt once they started (promise P3)."""
+_UNANSWERED = frozenset({State.STOPPING, State.FAILED})
+"""How a Trial leaves a question without an answer."""
 _STAYS_ENDED = frozenset({RUNNER, SCRIPT})
 """Kinds of Trials that nobody queues again after their end."""
 
@@ -129,6 +132,9 @@ def apply(
         ],
     )
     record_moves(connection, made, at=at, actor=actor, channel=channel)
+    unasked = {m.trial.job_id for m in made if m.before is State.AWAITING_APPROVAL and m.after in _UNANSWERED}
+    if unasked:
+        approvals.withdraw(connection, unasked, at=at, by=actor)
     refresh_jobs(connection, {move.trial.job_id for move in made}, at=at)
     return made
 

@@ -47,6 +47,8 @@ class Script:
     outputs_fetched: bool
     outputs_count: int | None
     cancel_requested_at: float | None
+    fetch_requested_at: float | None
+    """Somebody asked for its outputs to be brought (again); the controller clears it."""
     version: int
     """Grows with each event; not with progress and metrics."""
 
@@ -132,7 +134,7 @@ class Approval:
     asked_at: float
     expires_at: float
     answer: str | None
-    """``approved``, ``denied`` or ``expired``; ``None``: open."""
+    """``approved``, ``denied``, ``expired`` or ``withdrawn`` (its Job ended otherwise); ``None``: open."""
     answered_at: float | None
     answered_by: str | None
     note: str | None

@@ -59,6 +59,8 @@ scripts = Table(
     Column("outputs_fetched", Boolean, nullable=False, server_default="0"),
     Column("outputs_count", Integer),
     Column("cancel_requested_at", Double),
+    # Somebody asked for its outputs to be brought (again); the controller clears it.
+    Column("fetch_requested_at", Double),
     Column("version", Integer, nullable=False, server_default="1"),
     Index("ix_scripts_newest", "project_id", "job_id"),
     Index("ix_scripts_same_spec", "project_id", "spec_hash"),
@@ -148,7 +150,7 @@ approvals = Table(
     Column("reason", Text, nullable=False),
     Column("asked_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
-    # `approved`, `denied` or `expired`.
+    # `approved`, `denied`, `expired`, or `withdrawn`: its Job ended otherwise.
     Column("answer", String),
     Column("answered_at", Double),
     Column("answered_by", String),

@@ -94,10 +94,11 @@ def insert_script(
 ) -> Job:
     """Insert a script Job with its Trial (columns of ``trials``), what it consumes, and its first events.
 
-    ``actor`` as G names who submitted it. Answers the Job with its digits. Raises `Refusal`
-    ``CONTENT_NOT_FOUND`` where what it consumes was collected meanwhile.
+    ``actor`` as G names who submitted it. The Job has its digits (`store.job_digits.with_digits`) or gets
+    them here; answers it with them. Raises `Refusal` ``CONTENT_NOT_FOUND`` where what it consumes was
+    collected meanwhile.
     """
-    job = with_digits(connection, job)
+    job = job if job.digits else with_digits(connection, job)
     connection.execute(insert(jobs), {column.name: getattr(job, column.name) for column in jobs.c})
     connection.execute(insert(trials), dict(trial))
     insert_contents(connection, contents)
@@ -290,11 +291,10 @@ def record_moves(
         phase = _phase(move, phase)
         after = _word(move, before, phase)
         words[move.trial.id] = after, phase
-        connection.execute(
-            update(scripts)
-            .where(scripts.c.trial_id == move.trial.id)
-            .values(word=str(after), phase=str(phase), version=scripts.c.version + 1)
-        )
+        values: dict[str, Any] = {"word": str(after), "phase": str(phase), "version": scripts.c.version + 1}
+        if move.after is State.STOPPING:
+            values["cancel_requested_at"] = at
+        connection.execute(update(scripts).where(scripts.c.trial_id == move.trial.id).values(**values))
         if before is after:
             continue
         reason = _reason(move.code, before, after)

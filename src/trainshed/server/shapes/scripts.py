@@ -38,7 +38,7 @@ class Progress(Shape):
 class BundleSummary(Shape):
     """What was packed, and what to say of it."""
 
-    manifest_sha256: str | None = None
+    manifest_sha256: str
     files: int
     bytes: int
     included: list[str]
@@ -46,6 +46,8 @@ class BundleSummary(Shape):
     left_out_not_shown: int
     hint: str | None
     warnings: list[str]
+    source: str = Field(description="How it was chosen what ships: `git` or `walk`.")
+    untracked: int = Field(description="How many of the files git does not track.")
 
 
 class ScriptJob(Shape):
@@ -235,7 +237,7 @@ class Approval(Shape):
     reason: str
     asked_at: GTime
     expires_at: GTime
-    answer: Literal["approved", "denied", "expired"] | None
+    answer: Literal["approved", "denied", "expired", "withdrawn"] | None
     answered_at: GTime | None
     answered_by: str | None
     note: str | None

@@ -145,6 +145,7 @@ def upgrade() -> None:
         sa.Column("outputs_fetched", sa.Boolean(), server_default="0", nullable=False),
         sa.Column("outputs_count", sa.Integer(), nullable=True),
         sa.Column("cancel_requested_at", sa.Double(), nullable=True),
+        sa.Column("fetch_requested_at", sa.Double(), nullable=True),
         sa.Column("version", sa.Integer(), server_default="1", nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_scripts_job_id")),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_scripts_project_id")),

@@ -1,0 +1,1 @@
+"""Script Jobs (contract G): from their acceptance to their outputs."""
