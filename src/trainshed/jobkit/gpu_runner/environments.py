@@ -1,0 +1,352 @@
+"""The packages that a Job asks for, in an environment of their own.
+
+An environment is a virtual one on top of the interpreter that runs this, whose packages it sees: a framework
+that is here already is used and not fetched again. Environments are kept in a folder that Jobs share, under a
+name made of everything that decides their content::
+
+    <cache>/<key>.lock           shared (flock) while a Job uses the environment, exclusive while it is made
+    <cache>/<key>/               the virtual environment
+    <cache>/<key>/complete       written last; touched by each Job that uses it
+
+One that was cut short has no `complete` and is made anew. Requirements that lead to files of the Job itself
+(``-e .``, ``./lib``) give an environment that only this Job has, for those files go with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import time
+
+from trainshed.jobkit.gpu_runner import program, say
+from trainshed.jobkit.gpu_runner.jobs import HIDDEN, Broken, inside
+from trainshed.jobkit.gpu_runner.output import Relay
+
+COMPLETE = "complete"
+_FRAMEWORKS = ("torch", "tensorflow", "jax")
+"""What is so large that one that is here must be used. uv does not see it, pip does."""
+_UNUSED_SECONDS = 30 * 86400.0
+_LOOK_SECONDS = 0.2
+_ELSEWHERE = re.compile(
+    r"PIP_(USER|TARGET|PREFIX|ROOT|PYTHON|DRY_RUN|REQUIREMENT|EDITABLE)|UV_(SYSTEM_PYTHON|TARGET|PREFIX|PYTHON|PROJECT_ENVIRONMENT|BREAK_SYSTEM_PACKAGES)|PYTHON(PATH|HOME)|VIRTUAL_ENV"
+)
+"""Variables that would have packages installed somewhere else."""
+_SOURCES = re.compile(r"(PIP|UV)_\w*(INDEX|LINKS|CONSTRAINT|OVERRIDE|PRE|BINARY|CONFIG)\w*")
+"""Variables that decide where packages come from."""
+_NESTED = re.compile(r"(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
+_LOCAL = re.compile(r"(-e|--editable|-f\s*|--find-links[ =])|\.{0,2}/|file:|\S+\s*@\s*(file:|\.{0,2}/)")
+_ARCHIVE = re.compile(r"[^\s:]+\.(whl|zip|tar\.gz|tgz|tar\.bz2)")
+_MOST_NESTED = 50
+_BOUND = re.compile(r"\s*(>=|<=|==|!=|>|<|~=)\s*(\d+(?:\.\d+)*)(\.\*)?\s*")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from trainshed.jobkit.gpu_runner.jobs import Deps, Place
+
+
+class Environment:
+    """What runs the program."""
+
+    def __init__(self, python: str, folder: str, variables: dict[str, str]) -> None:
+        self.python = python
+        self.folder = folder
+        """Has the programs ``python`` and ``python3``, and those of the packages."""
+        self.variables = variables
+
+
+class Stopped(Exception):
+    """The runner was told to end."""
+
+
+def prepare(place: Place, deps: Deps, stop: program.Stop) -> Environment:
+    """The environment of a Job, made if need be. Raises `Broken` and `Stopped`."""
+    _check_python(deps.python_requires)
+    wanted = _Wanted(place, deps)
+    if not wanted.texts:
+        return _plain(place)
+    return _Making(place, wanted, stop).get()
+
+
+class _Wanted:
+    """What is to be installed."""
+
+    def __init__(self, place: Place, deps: Deps) -> None:
+        self.texts: list[tuple[str, str]] = []
+        """Everything that says what: name, content."""
+        self.private = False
+        self.file = ""
+        """As pip is given it, from ``code/``."""
+        self._code = place.code
+        if deps.kind == "requirements":
+            self.file = inside(deps.file or "", "deps.file")
+            self._read(self.file)
+            if not any(_meaning(text) for _, text in self.texts):
+                self.texts = []
+        elif deps.kind == "pyproject" and deps.packages:
+            self.file = place.state("requirements.txt")
+            text = "\n".join(deps.packages) + "\n"
+            with open(self.file, "w", encoding="utf-8") as file:
+                file.write(text)
+            self._take("pyproject", text)
+        self.name = deps.file or "the dependencies of the project"
+
+    def _read(self, path: str) -> None:
+        try:
+            with open(os.path.join(self._code, path), encoding="utf-8", errors="surrogateescape") as file:
+                text = file.read()
+        except OSError as problem:
+            raise Broken(f"{path} cannot be read: {problem.strerror}") from None
+        self._take(path, text)
+
+    def _take(self, path: str, text: str) -> None:
+        self.texts.append((path, text))
+        for line in _meaning(text):
+            nested = _NESTED.match(line)
+            if nested and "://" not in nested.group(1) and len(self.texts) < _MOST_NESTED:
+                other = os.path.normpath(os.path.join(os.path.dirname(path), nested.group(1)))
+                if all(other != known for known, _ in self.texts):
+                    self._read(other)
+            elif (
+                _LOCAL.match(line)
+                or _ARCHIVE.fullmatch(line)
+                or os.path.isdir(os.path.join(self._code, line))
+            ):
+                self.private = True
+
+    def key(self) -> str:
+        """The name of an environment with these packages: 32 hexadecimal digits."""
+        decides = {
+            "texts": self.texts,
+            "python": [sys.version, os.path.realpath(sys.executable), sys.prefix],
+            "platform": [sysconfig.get_platform(), platform.machine(), platform.libc_ver()],
+            "sources": sorted(item for item in os.environ.items() if _SOURCES.fullmatch(item[0])),
+            "here": sorted(name for folder in _site_folders() for name in _distributions(folder)),
+        }
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _meaning(text: str) -> list[str]:
+    """The lines of a requirements file that say something."""
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.replace("\\\n", "").splitlines())
+    return [line for line in lines if line]
+
+
+class _Making:
+    """Finding or making one environment."""
+
+    def __init__(self, place: Place, wanted: _Wanted, stop: program.Stop) -> None:
+        self._place = place
+        self._wanted = wanted
+        self._stop = stop
+
+    def get(self) -> Environment:
+        cache = None if self._wanted.private else self._place.cache
+        if cache:
+            try:
+                return self._shared(cache)
+            except OSError as problem:
+                say.note(f"environments cannot be kept in {cache}: {problem.strerror or problem}")
+        return self._make(self._place.state("env"))
+
+    def _shared(self, cache: str) -> Environment:
+        key = self._wanted.key()
+        os.makedirs(cache, exist_ok=True)
+        path = os.path.join(os.path.abspath(cache), key)
+        lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # ours until we end
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if not _complete(path):
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            self._alone(lock)
+        if _complete(path):
+            say.note(f"{self._wanted.name} is installed already (environment {key[:12]})")
+            os.utime(os.path.join(path, COMPLETE))
+            environment = _of(path)
+        else:
+            environment = self._make(path)
+            _evict(cache, key)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return environment
+
+    def _alone(self, lock: int) -> None:
+        """Have the lock to ourselves."""
+        if not _try(lock):
+            say.note("another Job is installing the same packages; waiting for it")
+            while not _try(lock):
+                self._rest()
+
+    def _rest(self) -> None:
+        if self._stop.asked:
+            raise Stopped
+        time.sleep(_LOOK_SECONDS)
+
+    def _make(self, path: str) -> Environment:
+        shutil.rmtree(path, ignore_errors=True)
+        began = time.monotonic()
+        try:
+            self._venv(path)
+            self._install(path)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        with open(os.path.join(path, COMPLETE), "wb") as file:
+            os.fsync(file.fileno())
+        say.note(f"installed {self._wanted.name} in {time.monotonic() - began:.1f} s")
+        return _of(path)
+
+    def _venv(self, path: str) -> None:
+        """A virtual environment that sees the packages of the interpreter that runs this."""
+        self._call([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", path])
+        if sys.prefix != sys.base_prefix:
+            asked = [_python(path), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+            into = _said_by(asked).stdout.decode().strip()
+            lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _site_folders())
+            with open(os.path.join(into, "_interpreter.pth"), "w", encoding="utf-8") as file:
+                file.write(lines)
+
+    def _install(self, path: str) -> None:
+        uv = shutil.which("uv")
+        has = _pip(path)
+        if uv and not (has and any(importlib.util.find_spec(name) for name in _FRAMEWORKS)):
+            argv = [uv, "pip", "install", "--python", _python(path), "--no-progress"]
+        else:
+            if not has:
+                self._call([_python(path), "-m", "ensurepip", "--default-pip"])
+            argv = [_python(path), "-m", "pip", "install", "--no-input", "--no-user", "--progress-bar", "off"]
+            argv += ["--disable-pip-version-check", "--no-warn-script-location"]
+        say.note(f"installing {self._wanted.name} with {'uv' if argv[0] == uv else 'pip'}")
+        self._call([*argv, "-r", self._wanted.file])
+
+    def _call(self, argv: list[str]) -> None:
+        """Run an installer from ``code/``, its output in the log."""
+        env = {name: value for name, value in os.environ.items() if not _ELSEWHERE.fullmatch(name)}
+        for name in HIDDEN:
+            env.pop(name, None)
+        env.update(PYTHONUNBUFFERED="1", PIP_NO_COLOR="1", NO_COLOR="1")
+        try:
+            ended = program.run(
+                argv, cwd=self._place.code, env=env, relay=Relay(), stop=self._stop, grace=self._place.grace
+            )
+        except program.CannotStart as problem:
+            raise Broken(str(problem)) from None
+        if self._stop.asked:
+            raise Stopped
+        if ended.code != 0:
+            _fail(argv, ended.code, self._wanted.name)
+
+
+def _try(lock: int) -> bool:
+    """Have a lock to ourselves, if nobody else has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _fail(argv: list[str], code: int, name: str) -> NoReturn:
+    what = shlex.join(argv[1:4]) if argv[1:2] == ["-m"] else f"{os.path.basename(argv[0])} {argv[1]}"
+    raise Broken(f"{name} could not be installed: {what} ended with exit status {code}; its output is above")
+
+
+def _plain(place: Place) -> Environment:
+    """No packages: the interpreter that runs this, under the names by which programs call it."""
+    folder = place.state("bin")
+    os.makedirs(folder, exist_ok=True)
+    for name in ("python", "python3"):
+        path = os.path.join(folder, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        os.chmod(path, 0o755)  # noqa: S103 - a program, in the Job's own folder
+    return Environment(sys.executable, folder, {})
+
+
+def _of(path: str) -> Environment:
+    return Environment(_python(path), os.path.join(path, "bin"), {"VIRTUAL_ENV": path})
+
+
+def _python(path: str) -> str:
+    return os.path.join(path, "bin", "python")
+
+
+def _complete(path: str) -> bool:
+    return os.path.exists(os.path.join(path, COMPLETE)) and os.access(_python(path), os.X_OK)
+
+
+def _pip(path: str) -> bool:
+    asked = [_python(path), "-c", "import pip"]
+    return _said_by(asked).returncode == 0
+
+
+def _said_by(argv: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """Ask an interpreter of ours something."""
+    return subprocess.run(argv, check=False, capture_output=True)  # noqa: S603 - our own words
+
+
+def _site_folders() -> list[str]:
+    """Where the packages of the interpreter lie."""
+    try:
+        return [folder for folder in site.getsitepackages() if os.path.isdir(folder)]
+    except AttributeError:  # an old virtualenv has a site of its own
+        return [sysconfig.get_path("purelib")]
+
+
+def _distributions(folder: str) -> list[str]:
+    return [name for name in os.listdir(folder) if name.endswith((".dist-info", ".egg-info"))]
+
+
+def _evict(cache: str, own: str) -> None:
+    """Remove environments that nobody used for a month."""
+    for name in os.listdir(cache):
+        path = os.path.join(cache, name)
+        try:
+            used = os.stat(os.path.join(path, COMPLETE)).st_mtime
+            if name == own or time.time() - used < _UNUSED_SECONDS:
+                continue
+            lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(os.path.join(path, COMPLETE))
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            pass  # in use
+        finally:
+            os.close(lock)
+
+
+def _check_python(wanted: str | None) -> None:
+    """Say it where the project asks for another Python than there is: that may still work."""
+    here = sys.version_info[:3]
+    for part in (wanted or "").split(","):
+        bound = _BOUND.fullmatch(part)
+        if bound is None:
+            continue
+        sign, version = bound.group(1), tuple(int(number) for number in bound.group(2).split("."))
+        mine = here[: len(version)] if bound.group(3) or sign in ("==", "!=") else here
+        short = here[: len(version) - 1]
+        fits = {
+            ">=": mine >= version,
+            "<=": mine <= version,
+            ">": mine > version,
+            "<": mine < version,
+            "==": mine == version,
+            "!=": mine != version,
+            "~=": mine >= version and short == version[:-1],
+        }[sign]
+        if not fits:
+            say.note(f"the project asks for Python {wanted}; this is {platform.python_version()}")
+            return
