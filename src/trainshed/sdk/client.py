@@ -14,6 +14,7 @@ from trainshed.sdk.transport import RetryPolicy, Transport, route
 
 if TYPE_CHECKING:
     from trainshed.sdk.admin import Keys, Members, Projects
+    from trainshed.sdk.blobs import BlobUploads
     from trainshed.sdk.catalogs import Catalog
     from trainshed.sdk.checkpoints import Checkpoints
     from trainshed.sdk.contents import Contents, Plugins
@@ -131,6 +132,13 @@ class Client:
         from trainshed.sdk.runners import Runners  # noqa: PLC0415 - only what is used is imported
 
         return Runners(self._transport)
+
+    @cached_property
+    def blob_uploads(self) -> BlobUploads:
+        """Bringing bytes to the server, by their digests."""
+        from trainshed.sdk.blobs import BlobUploads  # noqa: PLC0415 - only what is used is imported
+
+        return BlobUploads(self._transport)
 
     @cached_property
     def datasets(self) -> Contents:

@@ -73,7 +73,7 @@ class StatCache:
         entries = {
             file.path: [*file.state, digest]
             for file, digest in zip(files, digests, strict=True)
-            if not _young(file, read_ns)
+            if not young(file, read_ns)
         }
         head = {
             "format": _FORMAT,
@@ -114,7 +114,7 @@ class StatCache:
             path.unlink(missing_ok=True)
 
 
-def _young(file: LocalFile, read_ns: int) -> bool:
+def young(file: LocalFile, read_ns: int) -> bool:
     """Whether the file may have been written again after it was read, within one tick of its times."""
     newest = max(file.mtime_ns, file.ctime_ns)
     coarse = file.mtime_ns % _SECOND_NS == 0 and file.ctime_ns % _SECOND_NS == 0

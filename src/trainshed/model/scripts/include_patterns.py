@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from trainshed.model.scripts.spec import MAX_INCLUDE
@@ -83,8 +83,13 @@ class IncludePattern:
         """
         states = _open({self.parts})
         for part in parts:
-            states = _open({rest for state in states for rest in _step(state, part)})
+            states = after_one(states, part)
         return states
+
+
+def after_one(states: Collection[tuple[str, ...]], part: str) -> set[tuple[str, ...]]:
+    """What is left, in every way, of what was left before ``part``."""
+    return _open({rest for state in states for rest in _step(state, part)})
 
 
 def _open(states: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
