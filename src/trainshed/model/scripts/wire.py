@@ -129,8 +129,8 @@ def _hello(said: dict[str, Any]) -> Hello:
 
 
 def _device(said: dict[str, Any]) -> Device | None:
-    kind, vram = said.get("kind"), _number(said.get("vram_gb"))
-    if kind not in {"cuda", "mps", "cpu"}:
+    kind, vram = _text(said.get("kind")), _number(said.get("vram_gb"))
+    if kind is None or kind not in {"cuda", "mps", "cpu"}:
         return None
     gb = float(vram) if vram is not None and vram > 0 else None
     return Device(kind, _text(said.get("name")), gb, _count(said.get("count")) or 0)
