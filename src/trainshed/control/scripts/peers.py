@@ -1,0 +1,231 @@
+"""Which process of this machine is at the other end of a connection, and who may be behind it (c.7, P13).
+
+A key says whose request it is, not who typed it: an agent on a person's machine can read that person's key.
+So where the caller is a process of this machine, it is looked at: whether an agent is among its ancestors, and
+which terminal it is controlled from. Only processes of this server's own user can be judged; what cannot be
+judged is no person.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MARKERS = ("CLAUDECODE", "CODEX_SANDBOX", "CODEX_SANDBOX_NETWORK_DISABLED", "TRAINSHED_AGENT")
+"""Variables in the environment of what an agent runs (c.6)."""
+PROGRAMS = frozenset({"aider", "claude", "codex", "cursor-agent", "gemini", "goose", "opencode"})
+"""Agents themselves: what they start is marked, they are not."""
+Address = tuple[str, int]
+_PROC = Path("/proc")
+_TABLES = ("tcp", "tcp6")
+_ESTABLISHED = "01"
+_MOST_ANCESTORS = 64
+_PTS_FIRST, _PTS_LAST, _PTS_EACH = 136, 143, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What is known of a process. ``env`` is ``None`` where it may not be read."""
+
+    pid: int
+    parent: int
+    group: int
+    terminal: int
+    """The device number of its controlling terminal; 0: it has none."""
+    foreground: int
+    """The process group that this terminal listens to."""
+    names: frozenset[str]
+    """How it is called: its command, and the base names of its first words."""
+    env: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a connection."""
+
+    here: bool
+    """Whether it is a process of this machine."""
+    chains: tuple[tuple[Process, ...], ...] = ()
+    """Each process that holds the connection, and its ancestors, nearest first."""
+
+    @property
+    def agent(self) -> str | None:
+        """What shows that an agent is behind it, in words; ``None`` if nothing does."""
+        for chain in self.chains:
+            for process in chain:
+                marked = [name for name in MARKERS if (process.env or {}).get(name)]
+                if marked:
+                    return f"process {process.pid} has {marked[0]} in its environment"
+                if called := sorted(process.names & PROGRAMS):
+                    return f"process {process.pid} is `{called[0]}`"
+        return None
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether a process that holds the connection could not be looked at, or none was found."""
+        return not self.chains or any(chain[0].env is None for chain in self.chains)
+
+    def terminal(self) -> Path | None:
+        """The terminal that controls it, if it is in the foreground there; ``None`` otherwise."""
+        numbers = {chain[0].terminal for chain in self.chains}
+        waits = all(chain[0].group == chain[0].foreground for chain in self.chains)
+        if len(numbers) != 1 or 0 in numbers or not waits:
+            return None
+        return _terminal_path(numbers.pop())
+
+
+def peer_of(client: Address | None, server: Address | None) -> Peer:
+    """The peer of a connection from ``client`` to ``server``, both as the server sees them.
+
+    A client that is not found here is `Peer` ``here=False``; one with a loopback address that is not found
+    is here all the same, and unreadable.
+    """
+    if client is None or server is None:
+        return Peer(here=True)
+    chains: tuple[tuple[Process, ...], ...] = ()
+    inode = _inode(client, server)
+    if inode is not None:
+        chains = tuple(_chain(pid) for pid in _holders(inode))
+        chains = tuple(chain for chain in chains if chain)
+    return Peer(here=inode is not None or _is_loopback(client[0]), chains=chains)
+
+
+def show(terminal: Path, text: str) -> None:
+    """Write to a terminal of this server's user. Raises `OSError` where it is none, or cannot be written."""
+    fd = os.open(terminal, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISCHR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(f"{terminal} is not a terminal of yours")
+        os.write(fd, text.replace("\n", "\r\n").encode())
+    finally:
+        os.close(fd)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return _plain(ipaddress.ip_address(host)).is_loopback
+    except ValueError:
+        return True  # no address at all: a socket of this machine
+
+
+def _plain(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _inode(client: Address, server: Address) -> int | None:
+    """The inode of the client's end, where that is a socket of this machine and of this server's user."""
+    try:
+        wanted = [(_plain(ipaddress.ip_address(host)), port) for host, port in (client, server)]
+    except ValueError:
+        return None
+    for table in _TABLES:
+        try:
+            lines = (_PROC / "net" / table).read_text("ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if words[3] == _ESTABLISHED and [_address(words[1]), _address(words[2])] == wanted:
+                return int(words[9])
+    return None
+
+
+def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
+    """An address as /proc/net writes it: words in the machine's order, in hex."""
+    host, _, port = text.partition(":")
+    raw = b"".join(
+        int(host[at : at + 8], 16).to_bytes(4, "little" if _LITTLE else "big")
+        for at in range(0, len(host), 8)
+    )
+    return _plain(ipaddress.ip_address(raw)), int(port, 16)
+
+
+_LITTLE = socket.ntohl(1) != 1
+
+
+def _holders(inode: int) -> list[int]:
+    """Every process that has the socket open, as far as we may see."""
+    wanted = f"socket:[{inode}]"
+    return [pid for pid in _pids() if any(link == wanted for link in _links(pid))]
+
+
+def _links(pid: int) -> Iterable[str]:
+    try:
+        places = list((_PROC / str(pid) / "fd").iterdir())
+    except OSError:
+        return
+    for place in places:
+        with contextlib.suppress(OSError):
+            yield str(place.readlink())
+
+
+def _pids() -> list[int]:
+    return [int(place.name) for place in _PROC.iterdir() if place.name.isdigit()]
+
+
+def _chain(pid: int) -> tuple[Process, ...]:
+    """A process and its ancestors; empty where it is gone."""
+    found: list[Process] = []
+    while pid > 0 and len(found) < _MOST_ANCESTORS:
+        process = _look(pid)
+        if process is None:
+            break
+        found.append(process)
+        pid = process.parent
+    return tuple(found)
+
+
+def _look(pid: int) -> Process | None:
+    place = _PROC / str(pid)
+    try:
+        head, _, rest = (place / "stat").read_text("utf-8", "replace").rpartition(")")
+        words = rest.split()
+        argv = (place / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    names = {
+        head.partition("(")[2],
+        *(Path(word.decode("utf-8", "replace")).name for word in argv[:2]),
+    }
+    return Process(
+        pid,
+        parent=int(words[1]),
+        group=int(words[2]),
+        terminal=int(words[4]),
+        foreground=int(words[5]),
+        names=frozenset(names),
+        env=_environment(place),
+    )
+
+
+def _environment(place: Path) -> Mapping[str, str] | None:
+    try:
+        entries: Sequence[bytes] = (place / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    pairs = (entry.decode("utf-8", "replace").partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs if name}
+
+
+def _terminal_path(number: int) -> Path | None:
+    """The device file of a terminal, where it is the one with this number."""
+    major, minor = os.major(number), os.minor(number)
+    if _PTS_FIRST <= major <= _PTS_LAST:
+        path = Path(f"/dev/pts/{(major - _PTS_FIRST) * _PTS_EACH + minor}")
+    else:
+        path = Path(f"/dev/tty{minor}")
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return path if stat.S_ISCHR(found.st_mode) and found.st_rdev == number else None
