@@ -60,6 +60,7 @@ def exit_for(error: TrainshedError) -> Exit:
         (errors.ConnectionFailed, Exit.UNAVAILABLE),
         (errors.WaitTimeout, Exit.TIMEOUT),
         (errors.ConfigurationError, Exit.USAGE),
+        (errors.InvalidSpec, Exit.USAGE),
         (errors.NotFreezable, Exit.REFUSED),
     )
     return next((code for kind, code in by_error if isinstance(error, kind)), Exit.FAILED)

@@ -86,10 +86,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(arguments)
 
 
+def gpu_main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``gpu``, the commands of script Jobs, and return its exit status."""
+    gc.set_threshold(GARBAGE_AFTER)
+    from trainshed.cli.gpu import run_gpu  # noqa: PLC0415 - see above
+
+    return run_gpu(arguments)
+
+
 def program_name() -> str:
     """The name that the program was called by."""
     name = os.path.basename(sys.argv[0])  # noqa: PTH119 - see above
-    return name if name in {"el", "trainshed"} else "trainshed"
+    return name if name in {"el", "gpu", "trainshed"} else "trainshed"
 
 
 def _columns(environ: Mapping[str, str]) -> int:

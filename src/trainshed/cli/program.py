@@ -68,12 +68,12 @@ def root(session: Session, url: str | None, project: str | None) -> None:
     session.project = project
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None, program: click.Group = root) -> int:
     """Run the program and return its exit status (`trainshed.cli.exits`)."""
     session = Session(program=program_name())
     _fill_in_closed_streams()
     try:
-        status = root.main(
+        status = program.main(
             args=list(arguments) if arguments is not None else None,
             prog_name=session.program,
             standalone_mode=False,

@@ -209,11 +209,13 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _error_document(error: TrainshedError, suggestions: list[str]) -> dict[str, Any]:
-    from trainshed.sdk.errors import ApiError, NotFreezable  # noqa: PLC0415 - see above
+    from trainshed.sdk.errors import ApiError, InvalidSpec, NotFreezable  # noqa: PLC0415 - see above
 
     document: dict[str, Any] = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
     if isinstance(error, ApiError):
         document |= {"status": error.status, **_extra(error.body)}
+    if isinstance(error, InvalidSpec):
+        document |= {"code": error.code, "detail": dict(error.detail)}
     if isinstance(error, ApiError | NotFreezable):
         document["code"] = error.code
         document["errors"] = [

@@ -8,6 +8,7 @@
     │   ├── UnsafeName         no   a name would lead out of the target folder, or through a link
     │   └── ContentChanged     no   a file does not hold any more what it held when it was hashed
     ├── NotFreezable           no   a directory or commit cannot be published; nothing was sent
+    ├── InvalidSpec            no   a folder, gpu.yaml or arguments make no script Job; nothing was sent
     ├── IntegrityError         yes  bytes arrived whose size or SHA-256 is not the announced one
     ├── InvalidAnswer          no   what answered does not speak this API
     ├── WaitTimeout            yes  the time given ran out; the Job goes on
@@ -111,6 +112,23 @@ class NotFreezable(TrainshedError):
         super().__init__(message, hint=hint)
         self.code = code
         self.faults = faults
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class InvalidSpec(TrainshedError):
+    """A folder, its gpu.yaml or the arguments beside it make no script Job. Nothing was sent.
+
+    ``code`` is ``invalid_spec`` or ``invalid_request``; ``detail`` holds JSON values, such as every fault.
+    """
+
+    def __init__(
+        self, code: str, message: str, hint: str = "", detail: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.detail: Mapping[str, Any] = detail or {}
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"

@@ -118,21 +118,22 @@ def _encoded(entries: Sequence[tuple[LocalFile, str]]) -> bytes:
 
 
 def _judge_names(files: Files) -> tuple[list[LocalFile], list[tuple[str, str]]]:
-    """The files that a content can hold, and the others with the reason."""
-    from trainshed.model.manifests import PathRules  # noqa: PLC0415 - not for an unchanged tree
+    """The files that a bundle can hold, and the others with the reason."""
+    from trainshed.model.runner_tree import path_fault  # noqa: PLC0415 - not for an unchanged tree
 
     named: list[LocalFile] = []
     unnamed: list[tuple[str, str]] = []
-    rules = PathRules()
     for file in files.local_files():
-        before = rules.broken
-        rules.add(file.path)
-        if rules.broken == before:
+        if (fault := path_fault(file.path)) is None:
             named.append(file)
         else:
-            said = rules.faults[-1].message if len(rules.faults) == rules.broken else "its name"
-            unnamed.append((file.path.encode("utf-8", "backslashreplace").decode(), said))
+            unnamed.append((escaped(file.path), fault))
     return named, unnamed
+
+
+def escaped(path: str) -> str:
+    """A path as it can be written down."""
+    return path.encode("utf-8", "backslashreplace").decode()
 
 
 def _hash(files: Sequence[LocalFile]) -> list[str]:
@@ -173,11 +174,7 @@ def _load_known(files: Files, cache: _Cache, notes: Notes) -> list[tuple[LocalFi
     """The digests of a tree that is unchanged; what the cache lost meanwhile is read again."""
     known = cache.entries()
     unnamed = {path for path, _ in notes.unnamed}
-    named = [
-        file
-        for file in files.local_files()
-        if not unnamed or file.path.encode("utf-8", "backslashreplace").decode() not in unnamed
-    ]
+    named = [file for file in files.local_files() if not unnamed or escaped(file.path) not in unnamed]
     kept = [known.get(file.path) for file in named]
     lost = [file for file, entry in zip(named, kept, strict=True) if not _untouched(file, entry)]
     digests = iter(_hash(lost))
@@ -222,7 +219,7 @@ class _Cache:
     ) -> None:
         head = {
             "format": _FORMAT,
-            "root": self._root.encode("utf-8", "backslashreplace").decode(),
+            "root": escaped(self._root),
             "whole": whole,
             "signature": signature,
             "manifest_sha256": packed.manifest_sha256,

@@ -65,7 +65,8 @@ def listing(root: str) -> Listing:
 
 def ignoring_rule(root: str, path: str) -> str | None:
     """The rule by which ``path`` is ignored, as ``FILE:LINE: PATTERN``; ``None`` if none does."""
-    done = _run(root, ["check-ignore", "--verbose", "--non-matching", "-z", "--no-index", "--", path])
+    asked = f"{path}\0".encode("utf-8", "surrogateescape")
+    done = _run(root, ["check-ignore", "--verbose", "--non-matching", "-z", "--no-index", "--stdin"], asked)
     if done.returncode not in {0, 1}:
         raise _failed(root, done.stderr)
     source, line, pattern, _ = (*done.stdout.decode("utf-8", "surrogateescape").split("\0"), "", "", "")[:4]
@@ -98,12 +99,12 @@ class _Question:
             self._fault = fault
 
 
-def _run(root: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+def _run(root: str, arguments: Sequence[str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = ["git", "-c", "core.fsmonitor=false", "-C", root, *arguments]
     try:
         return subprocess.run(  # noqa: S603 - a fixed program, no shell
             command,
-            stdin=subprocess.DEVNULL,
+            input=stdin,
             capture_output=True,
             check=False,
             env=_environment(root, os.environ),

@@ -16,7 +16,7 @@ from trainshed.model.scripts.document import to_document
 from trainshed.model.scripts.faults import SpecError, shown
 from trainshed.model.scripts.gpu_yaml import FILE_NAME, Wishes, read_arguments, read_gpu_yaml
 from trainshed.model.scripts.merge import Merged, merge
-from trainshed.model.scripts.spec import MAX_BUNDLE_BYTES, Bundle, ScriptSpec
+from trainshed.model.scripts.spec import MAX_BUNDLE_BYTES, Bundle, Deps, ScriptSpec
 from trainshed.sdk.packing.contents import PackedTree, Progress, pack_tree
 from trainshed.sdk.packing.data import PackedData, find_data, pack_data
 from trainshed.sdk.packing.deps import find_deps
@@ -123,6 +123,35 @@ def _called(directory: str, project: Project) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """Everything that the folder says of what was asked; no server was asked for anything."""
+
+    selection: Selection
+    tree: PackedTree
+    started: Started | None
+    """``None`` only where nothing is to be run."""
+    deps: Deps
+    data: tuple[PackedData, ...]
+    bundle: Bundle
+
+
+def examine(asked: Asked, *, runs: bool = True) -> Examined:
+    """Find, check and hash what ships; unless it ``runs`` no entrypoint is needed. Raises `InvalidSpec`."""
+    project, merged, bases = asked.project, asked.merged, asked.bases
+    entry = parse_entry(merged.entry, merged.args, bases, project) if runs or merged.entry else None
+    places = find_data(merged.data, bases, project)
+    selection = select(project, asked.includes)
+    started = None if entry is None else resolve_entry(*entry, selection)
+    deps, deps_notes = find_deps(merged.deps, bases.file, selection)
+    _check_size(selection)
+    tree = pack_tree(selection.files, "bundle", look_for_tokens=True)
+    data = tuple(pack_data(place) for place in places)
+    notes = [*asked.notes, *deps_notes, *(note for each in data for note in each.notes)]
+    bundle = _bundle(selection, tree, started, data, notes)
+    return Examined(selection, tree, started, deps, data, bundle)
+
+
 def pack(project_dir: str | Path, arguments: Mapping[str, Any] | None = None) -> Packed:
     """Pack the project at ``project_dir``. ``arguments`` are those of a.1 that say what is run and how.
 
@@ -130,19 +159,16 @@ def pack(project_dir: str | Path, arguments: Mapping[str, Any] | None = None) ->
     of them below this user's home.
     """
     asked = ask(os.fspath(project_dir), arguments or {})
+    found = examine(asked)
+    assert found.started is not None  # noqa: S101 - `examine` raises where there is nothing to run
+    return Packed(_spec(asked, found, found.started), found.selection, found.tree, found.data)
+
+
+def _spec(asked: Asked, found: Examined, started: Started) -> ScriptSpec:
     project, merged = asked.project, asked.merged
-    script, words = parse_entry(merged.entry, merged.args, asked.bases, project)
-    places = find_data(merged.data, asked.bases, project)
-    selection = select(project, asked.includes)
-    started = resolve_entry(script, words, selection)
-    deps, deps_notes = find_deps(merged.deps, asked.bases.file, selection)
-    _check_size(selection)
-    tree = pack_tree(selection.files, "bundle", look_for_tokens=True)
-    data = [pack_data(place) for place in places]
-    notes = [*asked.notes, *deps_notes, *(note for each in data for note in each.notes)]
-    spec = ScriptSpec(
+    return ScriptSpec(
         project_dir=project.given,
-        bundle=_bundle(selection, tree, started, data, notes),
+        bundle=found.bundle,
         workdir=project.workdir,
         name=_name(merged, started),
         script=started.script,
@@ -154,8 +180,8 @@ def pack(project_dir: str | Path, arguments: Mapping[str, Any] | None = None) ->
         provider=merged.provider,
         env=merged.env,
         secrets=merged.secrets,
-        deps=deps,
-        data=tuple(each.item for each in data),
+        deps=found.deps,
+        data=tuple(each.item for each in found.data),
         smoke=merged.smoke,
         checkpoint_interval_min=merged.checkpoint_interval_min,
         interactive=merged.interactive,
@@ -165,7 +191,6 @@ def pack(project_dir: str | Path, arguments: Mapping[str, Any] | None = None) ->
         provider_options=merged.provider_options,
         host=host(),
     )
-    return Packed(spec, selection, tree, data)
 
 
 def host() -> str:
@@ -201,11 +226,16 @@ def _check_size(selection: Selection) -> None:
 
 
 def _bundle(
-    selection: Selection, tree: PackedTree, started: Started, data: Sequence[PackedData], notes: Sequence[str]
+    selection: Selection,
+    tree: PackedTree,
+    started: Started | None,
+    data: Sequence[PackedData],
+    notes: Sequence[str],
 ) -> Bundle:
     places = [each.place for each in data if each.place is not None]
     left_out, not_shown = describe(selection, places)
-    said = [*started.warnings, *notes, *_selection_warnings(selection, tree)]
+    first = () if started is None else started.warnings
+    said = [*first, *notes, *_selection_warnings(selection, tree)]
     return Bundle(
         manifest_sha256=tree.manifest_sha256,
         files=tree.files,
@@ -293,4 +323,4 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(shown(path, 60) for path in paths[:_NAMED]) + more
 
 
-__all__ = ["Asked", "Packed", "ask", "host", "pack", "summary"]
+__all__ = ["Asked", "Examined", "Packed", "ask", "examine", "host", "pack", "summary"]

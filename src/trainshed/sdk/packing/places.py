@@ -52,6 +52,8 @@ def find_project(given: str) -> Project:
             f"Write {shown(os.path.abspath(path))}",
         )
     path = os.path.normpath(path)
+    if shown(path, len(path)) != path:
+        raise invalid_request(f"`project_dir`: {shown(path)} is not UTF-8, or holds control characters")
     if not os.path.isdir(path):
         what = "is no directory" if os.path.lexists(path) else "is not there"
         raise invalid_request(f"`project_dir`: {shown(path)} {what}")
