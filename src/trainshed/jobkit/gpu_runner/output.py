@@ -77,7 +77,9 @@ class Relay:
                 self._bar = True
             return newest
         text = _newest(line) if self._bar or b"\r" in line else line
-        self._write((text or self._latest) + b"\n")
+        text = text or self._latest
+        if text or not self._bar:  # the text of a bar may have been shown already
+            self._write(text + b"\n")
         self._latest, self._bar = b"", False
         return b""
 
