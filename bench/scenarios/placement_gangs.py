@@ -16,4 +16,5 @@ def measure(bench: Bench) -> list[Figure]:
         Figure(f"pass over gangs, {size}", times.full * 1000, "ms", Budget(1000), note=note),
         Figure(f"pass over gangs after one end, {size}", times.release * 1000, "ms", Budget(10)),
         Figure(f"pass over gangs after one arrival, {size}", times.arrival * 1000, "ms", Budget(10)),
+        Figure(f"pass over gangs after one node changed, {size}", times.node * 1000, "ms", Budget(10)),
     ]

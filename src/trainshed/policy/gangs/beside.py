@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from math import inf
 
 from trainshed.model.training.spec import ResourceType
+from trainshed.policy.gangs.candidates import Candidates
 from trainshed.policy.gangs.cluster import GangCluster
-from trainshed.policy.gangs.preemption import Candidates
 from trainshed.policy.gangs.quota import Ledger, QuotaTable
 from trainshed.policy.gangs.snapshot import GangClass, Running
 from trainshed.policy.words import iso

@@ -13,7 +13,9 @@ from math import inf
 
 from trainshed.model.resources import Amounts
 from trainshed.policy.cluster import Held
-from trainshed.policy.gangs.openings import NOW, Gain, Openings
+from trainshed.policy.gangs.candidates import Candidates
+from trainshed.policy.gangs.openings import NOW, Ends, Gain, Openings, walk
+from trainshed.policy.gangs.quota import Ledger, QuotaTable
 from trainshed.policy.gangs.room import Layout, Room, mask_of
 from trainshed.policy.gangs.snapshot import (
     Choice,
@@ -26,12 +28,8 @@ from trainshed.policy.gangs.snapshot import (
 )
 from trainshed.policy.gangs.usage import add_usage, likely_end, line_key
 
-__all__ = ["Ends", "GangCluster", "LineKey", "Looks", "Step", "add_usage", "likely_end", "line_key", "walk"]
+__all__ = ["Ends", "GangCluster", "LineKey", "add_usage"]
 
-Ends = list[tuple[float, str, int, Amounts]]
-"""``(time, id, GPUs as a mask, amounts)`` of everything that will leave a node, in order."""
-Looks = tuple[int, str, frozenset[str]]
-"""Equal for choices that fit or fail together."""
 _MANY_CLASSES = 20_000
 """With more of them known everything is forgotten at the next change of nodes: most have gone long ago."""
 _MANY_SHAPES = 64
@@ -39,15 +37,13 @@ _MANY_SHAPES = 64
 _MARGIN = 0.001
 """Seconds: sums of times are not exact."""
 
-Step = tuple[float, int]
-"""From then on so many replicas of a shape fit on a node."""
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a class on these nodes; each has one entry for a choice."""
 
-    looks: tuple[Looks, ...]
+    looks: tuple[int, ...]
+    """Equal for choices that fit or fail together."""
     kinds: tuple[tuple[int, ...], ...]
     """The kinds on which the largest replicas can run."""
 
@@ -86,7 +82,10 @@ class GangCluster:
         self._openings: dict[tuple[int, Shape, float], Openings] = {}
         self._ever: dict[tuple[int, Shape], int] = {}
         self._facts: dict[GangClass, Facts] = {}
-        self._impossible: dict[Looks, tuple[Group, int] | None] = {}
+        self._looks: dict[tuple[int, str, frozenset[str]], int] = {}
+        self._impossible: dict[int, tuple[Group, int] | None] = {}
+        self._ledger: Ledger | None = None
+        self._candidates: dict[str, Candidates] = {}
         self._open_nodes: dict[int, list[int]] = {}
         self._empty: Room | None = None
         for one in running:
@@ -116,7 +115,7 @@ class GangCluster:
         if not known or layout.order != before.order:
             self._facts = {}
         if not known:
-            self._openings, self._ever = {}, {}
+            self._openings, self._ever, self._looks = {}, {}, {}
         for number, old in enumerate(stay):
             if old < 0:
                 self._recount(number)
@@ -220,6 +219,20 @@ class GangCluster:
         if number is not None:
             self._take(held_id, number)
 
+    def ledger(self, table: QuotaTable) -> Ledger:
+        """The units in use, to be counted on; what is worked out with it is known to the next one as well."""
+        if self._ledger is None or self._ledger.table is not table:
+            self._ledger = Ledger(table, self.used, self.lent)
+        return self._ledger.copy()
+
+    def candidates(self, pool: str, now: float, min_run_seconds: float) -> Candidates:
+        """Who might have to go in a pool."""
+        found = self._candidates.get(pool)
+        if found is None or found.min_run_seconds != min_run_seconds or now < found.now:
+            running = self.of_pool.get(pool, {}).values()
+            found = self._candidates[pool] = Candidates(running, now, min_run_seconds)
+        return found.at(now)
+
     def ever(self, kind: int, shape: Shape) -> int:
         """Replicas of a shape that the open nodes of a kind could serve if they were empty."""
         known = self._ever.get((kind, shape))
@@ -234,7 +247,12 @@ class GangCluster:
         if known is None:
             layout = self.layout
             known = self._facts[key] = Facts(
-                tuple((layout.looks_of(choice), key.pool, key.excluded) for choice in key.choices),
+                tuple(
+                    self._looks.setdefault(
+                        (layout.looks_of(choice), key.pool, key.excluded), len(self._looks)
+                    )
+                    for choice in key.choices
+                ),
                 tuple(layout.meaning(key.pool, choice.groups[0].gpu_model) for choice in key.choices),
             )
         return known
@@ -367,6 +385,8 @@ class GangCluster:
         self.version += 1
         self.running[running.id] = running
         self.of_pool.setdefault(running.key.pool, {})[running.id] = running
+        if running.key.pool in self._candidates:
+            self._candidates[running.key.pool].add(running)
         if running.evicted_at is not None:
             self.evicting[running.id] = running
         self._count(running, 1)
@@ -377,13 +397,18 @@ class GangCluster:
         self.version += 1
         del self.running[running.id]
         del self.of_pool[running.key.pool][running.id]
+        if running.key.pool in self._candidates:
+            self._candidates[running.key.pool].discard(running)
         self.evicting.pop(running.id, None)
         self._count(running, -1)
         for spec, _ in running.all_units:
             del self.of_line[line_key(running.key, spec)][running.id]
 
     def _count(self, running: Running, sign: int) -> None:
-        add_usage(self.used, self.lent, running, sign)
+        if self._ledger is None:
+            add_usage(self.used, self.lent, running, sign)
+        else:
+            self._ledger.count(running, sign)
 
     def _count_ever(self, number: int, sign: int) -> None:
         """A node is there (1) for what the nodes could serve if they were empty, or no longer (-1)."""
@@ -453,28 +478,3 @@ class GangCluster:
 
 def _by_end(entry: tuple[float, str, int, Amounts]) -> tuple[float, str]:
     return entry[:2]
-
-
-def walk(
-    room: Room,
-    number: int,
-    kind: int,
-    shape: Shape,
-    ends: Iterable[tuple[float, str, int, Amounts]],
-    now: float,
-) -> list[Step]:
-    """How many replicas of a shape fit on a node, now and after each end; changes nothing in the end."""
-    steps = [(now, room.fit(number, kind, shape))]
-    undone: list[tuple[int, Amounts]] = []
-    mask_before = room.masks[number]
-    for at, _, mask, amounts in ends:
-        room.masks[number] |= mask
-        room.add(number, amounts, 1)
-        undone.append((mask, amounts))
-        fit = room.fit(number, kind, shape)
-        if fit > steps[-1][1]:
-            steps.append((at, fit))
-    room.masks[number] = mask_before
-    for _, amounts in undone:
-        room.add(number, amounts, -1)
-    return steps

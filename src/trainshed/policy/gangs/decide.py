@@ -105,7 +105,7 @@ class _Decider:
             if len(state.reasons) >= self.rules.explained and not any(state.room.gpus):
                 rest = GangReason(GangWait.WAITING_FOR_RESOURCES, pool=waiting.key.pool)
                 break
-            reason = self._try(waiting)
+            reason = self._known(waiting) or self._try(waiting)
             if reason is None or waiting.id in self.plans.active:
                 if number + 1 < len(line.entries):
                     self._again(line, number + 1)
@@ -161,6 +161,15 @@ class _Decider:
         else:
             self.state.start(waiting, admission)
             self.plans.done(waiting.id)
+
+    def _known(self, waiting: Waiting) -> GangReason | None:
+        """Why a task waits, where trying it would change nothing."""
+        if waiting.key.held is not None:
+            return None
+        reason = self.state.stands(waiting)
+        if reason is not None and reason.code in _FULL and self.plans.possible(waiting.key):
+            return None
+        return reason
 
     def _try(self, waiting: Waiting) -> GangReason | None:
         """Start a task, or say why not, having done for it what can be done."""

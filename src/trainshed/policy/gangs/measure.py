@@ -59,6 +59,9 @@ class GangTimes:
     """The next pass, after one gang has ended: the median of several."""
     arrival: float
     """The next pass, after one task has come: the median of several."""
+    node: float
+    """After one node has gone, come back, been closed or opened: that it is taken in and the next pass, the
+    median of several."""
 
 
 def gang_load(*, nodes: int, pending: int, classes: int, projects: int = 20) -> GangLoad:
@@ -154,4 +157,25 @@ def time_gang_passes(
         classes=classes,
         release=sorted(releases)[repeat // 2],
         arrival=sorted(arrivals)[repeat // 2],
+        node=_time_node_changes(load, load.now + repeat + 1, repeat),
     )
+
+
+def _time_node_changes(load: GangLoad, now: float, repeat: int) -> float:
+    """Nodes go and come back, close and open, one at a time."""
+    every = load.cluster.layout.nodes
+    took = []
+    for number in range(repeat):
+        which = every[number * len(every) // repeat]
+        without = [place for place in every if place is not which]
+        for nodes, closed in ((without, ()), (every, ()), (every, (which.node.name,)), (every, ())):
+            now += 1
+            start = time.perf_counter()
+            if len(nodes) != len(load.cluster.layout.nodes):
+                load.cluster.replace(nodes, closed)
+            else:
+                load.cluster.cordon(closed)
+            following = decide(load.cluster, load.queue, load.quotas, now=now)
+            took.append(time.perf_counter() - start)
+            accept_gangs(load, following)
+    return sorted(took)[len(took) // 2]

@@ -11,8 +11,16 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
+from trainshed.model.resources import Amounts
+from trainshed.policy.gangs.room import Room
+from trainshed.policy.gangs.snapshot import Shape
+
 Gain = tuple[float, int, int, int]
 """Time, GPUs still held then (where the time is unknown), minus the replicas gained, node."""
+Ends = list[tuple[float, str, int, Amounts]]
+"""``(time, id, GPUs as a mask, amounts)`` of everything that will leave a node, in order."""
+Step = tuple[float, int]
+"""From then on so many replicas of a shape fit on a node."""
 Look = Callable[[int], tuple[float, list[Gain]]]
 """Works out the entries of a node, and until when (exclusive) they stay so while nothing changes there."""
 
@@ -93,3 +101,28 @@ class Openings:
             del self._entries[bisect.bisect_left(self._entries, entry)]
         for entry in found[1]:
             bisect.insort(self._entries, entry)
+
+
+def walk(
+    room: Room,
+    number: int,
+    kind: int,
+    shape: Shape,
+    ends: Iterable[tuple[float, str, int, Amounts]],
+    now: float,
+) -> list[Step]:
+    """How many replicas of a shape fit on a node, now and after each end; changes nothing in the end."""
+    steps = [(now, room.fit(number, kind, shape))]
+    undone: list[tuple[int, Amounts]] = []
+    mask_before = room.masks[number]
+    for at, _, mask, amounts in ends:
+        room.masks[number] |= mask
+        room.add(number, amounts, 1)
+        undone.append((mask, amounts))
+        fit = room.fit(number, kind, shape)
+        if fit > steps[-1][1]:
+            steps.append((at, fit))
+    room.masks[number] = mask_before
+    for _, amounts in undone:
+        room.add(number, amounts, -1)
+    return steps

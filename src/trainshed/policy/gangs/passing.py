@@ -8,10 +8,10 @@ from math import inf
 
 from trainshed.model.resources import Amounts
 from trainshed.model.training.spec import ResourceType
-from trainshed.policy.gangs.cluster import Ends, GangCluster, Step, line_key, walk
-from trainshed.policy.gangs.openings import Gain
-from trainshed.policy.gangs.preemption import Candidates
-from trainshed.policy.gangs.quota import CohortKey, Ledger, Promise, QuotaTable
+from trainshed.policy.gangs.candidates import Candidates
+from trainshed.policy.gangs.cluster import GangCluster
+from trainshed.policy.gangs.openings import Ends, Gain, Step, walk
+from trainshed.policy.gangs.quota import CohortKey, Promise, QuotaTable
 from trainshed.policy.gangs.reservations import Bounds, Earliest, Spare, spare_of
 from trainshed.policy.gangs.room import mask_of, parts_of
 from trainshed.policy.gangs.snapshot import (
@@ -29,6 +29,7 @@ from trainshed.policy.gangs.snapshot import (
     SourceUnits,
     Waiting,
 )
+from trainshed.policy.gangs.usage import line_key
 
 
 class Pass:
@@ -42,7 +43,7 @@ class Pass:
         self.now = now
         self.rules = rules
         self.room = cluster.room.copy()
-        self.real = Ledger(quotas, cluster.used.copy(), cluster.lent.copy())
+        self.real = cluster.ledger(quotas)
         """Units in use now, with what this pass starts."""
         self.future = self.real
         """The same once victims are gone and those who wait for them run."""
@@ -62,7 +63,7 @@ class Pass:
         self._promises: dict[tuple[str, ...], Promise] = {}
         self._pots_promised = False
         self._reserved_kinds: set[int] = set()
-        self._failed: dict[tuple[object, ...], tuple[float, float, GangReason]] = {}
+        self._failed: dict[int, tuple[float, float, GangReason]] = {}
         self._candidates: dict[str, Candidates] = {}
         self._capacities: dict[tuple[str, Choice], dict[str, int]] = {}
 
@@ -118,6 +119,28 @@ class Pass:
             self.room.undo(choice, placed)
             return sources
         return parts_of(self.layout, choice, placed), sources
+
+    def stands(self, waiting: Waiting) -> GangReason | None:
+        """Why a task may not start, where `place` and `reserve` would only say again what they said before.
+
+        That is where an equal task found no room, its quota is not what it lacks, and what it waits for is
+        reserved already. ``None``: it must be tried.
+        """
+        key = waiting.key
+        if len(key.choices) != 1:
+            return None
+        facts = self.cluster.facts(key)
+        known = self._failed.get(facts.looks[0])
+        if known is None or known[1] > waiting.queued_at:
+            return None
+        end = self.end_of(key)
+        if known[0] > end or self._no_units(key, 0) is not None:
+            return None
+        if self._promises and self._promised(waiting, 0, end) is not None:
+            return None
+        if known[2].code is GangWait.BEHIND or len(self.reservations) >= self.rules.max_reservations:
+            return known[2]
+        return known[2] if any(kind in self._reserved_kinds for kind in facts.kinds[0]) else None
 
     def _no_units(self, key: GangClass, number: int) -> GangReason | None:
         """Why the quotas do not let a choice start; fast where they do."""
@@ -191,8 +214,7 @@ class Pass:
     def candidates(self, pool: str) -> Candidates:
         """Who might have to go in a pool."""
         if pool not in self._candidates:
-            running = self.cluster.of_pool.get(pool, {}).values()
-            self._candidates[pool] = Candidates(running, self.now, self.rules.min_run_seconds)
+            self._candidates[pool] = self.cluster.candidates(pool, self.now, self.rules.min_run_seconds)
         return self._candidates[pool]
 
     def promise(self, waiting: Waiting, reason: GangReason) -> GangReason:

@@ -7,7 +7,6 @@ from math import inf
 
 from trainshed.model.resources import Amounts
 from trainshed.policy.cluster import Held
-from trainshed.policy.gangs.cluster import line_key
 from trainshed.policy.gangs.passing import Pass
 from trainshed.policy.gangs.preemption import Simulation, lost, on_the_way_out
 from trainshed.policy.gangs.queue import GangQueue
@@ -24,6 +23,7 @@ from trainshed.policy.gangs.snapshot import (
     Running,
     Waiting,
 )
+from trainshed.policy.gangs.usage import line_key
 
 _Hold = tuple[int, int, Amounts]
 """A node, the GPUs held there now as a mask, and the rest of what is held."""

@@ -21,19 +21,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainshed.model.training.spec import ResourceType
-from trainshed.policy.gangs.cluster import line_key
+from trainshed.policy.gangs.candidates import TIER, borrows, tier
 from trainshed.policy.gangs.quota import Ledger
 from trainshed.policy.gangs.reservations import Bounds
 from trainshed.policy.gangs.room import Room, parts_of
 from trainshed.policy.gangs.snapshot import Choice, GangClass, GangReason, Part, Running
+from trainshed.policy.gangs.usage import line_key
 
 _R = ResourceType
-TIER = {_R.IDLE: 0, _R.SPOT: 1, _R.ONDEMAND: 2, _R.RESERVED: 3}
-
-
-def tier(running: Running) -> int:
-    """What a gang counts as for those above it; one with a supplement counts as idle, whole."""
-    return 0 if running.supplement else TIER[running.key.resource_type]
 
 
 def lost(running: Running, now: float) -> float:
@@ -41,63 +36,6 @@ def lost(running: Running, now: float) -> float:
     saved = running.checkpointed_at
     since = running.admitted_at if saved is None else max(running.admitted_at, saved)
     return max(0.0, now - since) * (running.gpus or len(running.parts))
-
-
-class Candidates:
-    """The gangs of one pool that may be victims in a pass, found fast by who asks."""
-
-    def __init__(self, running: Iterable[Running], now: float, min_run_seconds: float) -> None:
-        self._tiers: dict[int, list[Running]] = {0: [], 1: [], 2: []}
-        self._reserved: dict[str, list[Running]] = {}
-        self.next_at: float | None = None
-        """When the next one has run long enough."""
-        for one in running:
-            if one.evicted_at is not None or (one.key.guarantee and not one.supplement):
-                continue
-            ripe = one.admitted_at + min_run_seconds
-            if ripe > now:
-                self.next_at = ripe if self.next_at is None else min(self.next_at, ripe)
-                continue
-            of = tier(one)
-            if of == TIER[_R.RESERVED]:
-                self._reserved.setdefault(one.key.project, []).append(one)
-            else:
-                self._tiers[of].append(one)
-
-    def has_below(self, key: GangClass) -> bool:
-        """Whether there can be victims at all."""
-        tiers = self._tiers
-        match key.resource_type:
-            case _R.IDLE:
-                return False
-            case _R.SPOT:
-                return bool(tiers[0])
-            case _R.ONDEMAND:
-                return bool(tiers[0] or tiers[1] or tiers[2])
-            case _:
-                return bool(tiers[0] or tiers[1] or self._reserved)
-
-    def below(self, key: GangClass, ledger: Ledger, *, reclaims: bool) -> list[Running]:
-        """The possible victims of a task of this class; ``reclaims`` if it stays within its own units."""
-        if key.resource_type is _R.IDLE:
-            return []
-        found = list(self._tiers[0])
-        if key.resource_type is not _R.SPOT:
-            found += self._tiers[1]
-        if key.resource_type is _R.ONDEMAND:
-            found += [one for one in self._tiers[2] if one.key.priority < key.priority]
-        if key.resource_type is _R.RESERVED:
-            for project, gangs in self._reserved.items():
-                if project == key.project:
-                    found += [one for one in gangs if one.key.priority < key.priority]
-                elif reclaims:
-                    found += [one for one in gangs if borrows(one, ledger)]
-        return found
-
-
-def borrows(running: Running, ledger: Ledger) -> bool:
-    """Whether a gang's project uses more than its own units of what the gang runs on."""
-    return any(ledger.own_left(line_key(running.key, spec)) < 0 for spec, _ in running.units)
 
 
 @dataclass(frozen=True, slots=True)

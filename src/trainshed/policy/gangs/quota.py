@@ -8,17 +8,28 @@ out of it, no instant can have more in use than there is (P5).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 
 from trainshed.model.training.catalog import ANY, Quota
 from trainshed.model.training.spec import ResourceType
-from trainshed.policy.gangs.cluster import line_key
-from trainshed.policy.gangs.snapshot import Choice, GangClass, GangReason, GangWait, LineKey, SourceUnits
+from trainshed.policy.gangs.snapshot import (
+    Choice,
+    GangClass,
+    GangReason,
+    GangWait,
+    LineKey,
+    Running,
+    SourceUnits,
+)
+from trainshed.policy.gangs.usage import line_key
 
 CohortKey = tuple[str, ResourceType, str, str]
 """Cohort, resource type, pool, spec."""
+_MANY_CLASSES = 20_000
+"""With more of them known all are forgotten: most have gone long ago."""
 
 
 class QuotaTable:
@@ -31,6 +42,12 @@ class QuotaTable:
         self._members: dict[CohortKey, tuple[str, ...]] = {}
         self._most: dict[tuple[LineKey, bool], int] = {}
         self._unlent: dict[tuple[str, str], int] = {}
+        self._numbers = count()
+        self.claimed: dict[int, tuple[LineKey, bool]] = {}
+        """What each claim is on, and whether it is a guaranteed one."""
+        self._claims: dict[tuple[LineKey, bool], int] = {}
+        self._kin: dict[tuple[str | None, LineKey | CohortKey], list[int]] = {}
+        self._of_class: dict[GangClass, tuple[tuple[tuple[int, int], ...], ...]] = {}
         self.guests = any(q.project == ANY and q.cohort is not None for q in self.rows)
         """Whether projects without a row of their own may borrow."""
         self._projects = sorted({q.project for q in self.rows if q.project != ANY})
@@ -43,6 +60,37 @@ class QuotaTable:
             rows = (self._rows.get((p, kind, pool, s)) for p, s in keys)
             self._found[line] = next((row for row in rows if row is not None), None)
         return self._found[line]
+
+    def claim(self, line: LineKey, *, guarantee: bool) -> int:
+        """A number for what a ledger says is left of a quota."""
+        found = self._claims.get((line, guarantee))
+        if found is None:
+            # Several threads may ask one table: everything else about a number is there before the number.
+            found = next(self._numbers)
+            self.claimed[found] = (line, guarantee)
+            self._kin.setdefault(self._kinship(line), []).append(found)
+            found = self._claims.setdefault((line, guarantee), found)
+        return found
+
+    def kin(self, line: LineKey) -> Sequence[int]:
+        """The claims on which it tells how much of a quota is used: those of its cohort."""
+        return self._kin.get(self._kinship(line), ())
+
+    def _kinship(self, line: LineKey) -> tuple[str | None, LineKey | CohortKey]:
+        row = self.row(line)
+        return (None, line) if row is None or row.cohort is None else (row.cohort, (row.cohort, *line[1:]))
+
+    def claims(self, key: GangClass) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each choice of a class its claims, and units."""
+        found = self._of_class.get(key)
+        if found is None:
+            if len(self._of_class) >= _MANY_CLASSES:
+                self._of_class.clear()
+            found = self._of_class[key] = tuple(
+                tuple((self.claim(line, guarantee=key.guarantee), units) for line, units in lines)
+                for lines in key.lines
+            )
+        return found
 
     def members(self, cohort: CohortKey) -> tuple[str, ...]:
         """The projects with a row of their own in a cohort: only these lend."""
@@ -110,31 +158,48 @@ class Promise:
 class Ledger:
     """Units in use at one instant of a pass."""
 
-    __slots__ = ("_left", "_pots", "lent", "table", "used")
+    __slots__ = ("_left", "_pots", "_shared", "lent", "table", "used")
 
     def __init__(self, table: QuotaTable, used: dict[LineKey, int], lent: dict[tuple[str, str], int]) -> None:
         self.table = table
         self.used = used
         self.lent = lent
         self._pots: dict[CohortKey, int] = {}
-        self._left: dict[tuple[LineKey, bool], int] = {}
+        self._left: list[int | None] = []
+        """By claim, where it was worked out."""
+        self._shared = False
+        """Whether a copy uses the same `_pots` and `_left`: what one works out the other knows as well."""
 
     def copy(self) -> Ledger:
         other = Ledger(self.table, self.used.copy(), self.lent.copy())
-        other._pots = self._pots.copy()
+        other._pots, other._left = self._pots, self._left
+        self._shared = other._shared = True
         return other
 
     def add(self, line: LineKey, units: int) -> None:
         """Count ``units`` more, or less if negative."""
+        if self._shared:
+            self._pots, self._left, self._shared = self._pots.copy(), self._left.copy(), False
         before = self.used.get(line, 0)
         self.used[line] = before + units
-        self._left.clear()
+        known = len(self._left)
+        for claim in self.table.kin(line):
+            if claim < known:
+                self._left[claim] = None
         row = self.table.row(line)
         if row is not None and row.cohort is not None:
             cohort = (row.cohort, *line[1:])
             if cohort in self._pots:
                 keeps = row.units - self.table.lends(line)
                 self._pots[cohort] -= max(0, before + units - keeps) - max(0, before - keeps)
+
+    def count(self, running: Running, sign: int) -> None:
+        """Count a gang that runs (1) or take it out again (-1)."""
+        if running.key.resource_type is not ResourceType.IDLE:
+            for spec, units in running.units:
+                self.add(line_key(running.key, spec), sign * units)
+        for spec, units in running.supplement:
+            self.add_lent(running.key.pool, spec, sign * units)
 
     def add_lent(self, pool: str, spec: str, units: int) -> None:
         self.lent[pool, spec] = self.lent.get((pool, spec), 0) + units
@@ -166,9 +231,16 @@ class Ledger:
 
     def left(self, line: LineKey, *, guarantee: bool) -> int:
         """Units that a project may take now."""
-        known = self._left.get((line, guarantee))
+        return self._at(self.table.claim(line, guarantee=guarantee))
+
+    def _at(self, claim: int) -> int:
+        left = self._left
+        if claim >= len(left):
+            left.extend([None] * (claim + 1 - len(left)))
+        known = left[claim]
         if known is None:
-            known = self._left[line, guarantee] = self._find_left(line, guarantee=guarantee)
+            line, guarantee = self.table.claimed[claim]
+            known = left[claim] = self._find_left(line, guarantee=guarantee)
         return known
 
     def _find_left(self, line: LineKey, *, guarantee: bool) -> int:
@@ -192,9 +264,10 @@ class Ledger:
     def has(self, key: GangClass, number: int) -> bool:
         """Whether the quotas have enough for a choice; the fast half of `check`, for tasks without idle."""
         left = self._left
-        for line, units in key.lines[number]:
-            known = left.get((line, key.guarantee))
-            if units > (self.left(line, guarantee=key.guarantee) if known is None else known):
+        there = len(left)
+        for claim, units in self.table.claims(key)[number]:
+            known = left[claim] if claim < there else None
+            if units > (self._at(claim) if known is None else known):
                 return False
         return True
 
