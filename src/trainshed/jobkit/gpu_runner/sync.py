@@ -71,7 +71,11 @@ class Sync:
             return
         clean = ended.signal is None and (stopped or ended.code == 0)
         entries = self._scan()
-        whole = [name for name in entries if clean or self._whole(name, entries[name], ended.at)]
+        whole = [
+            name
+            for name, files in entries.items()
+            if clean or self._whole(name, files, ended.at) or self._unchanged(name, files)
+        ]
         torn = [name for name in entries if name not in whole and self._store.holds(name)]
         if torn:
             say.note(f"{torn[0]} may have been cut short: the checkpoint stored before stays the newest")
@@ -123,12 +127,16 @@ class Sync:
         return store.scan(self._source, TMP)
 
     def _left_alone(self, name: str, files: Files) -> bool:
+        return self._unchanged(name, files) or self._whole(name, files, time.time())
+
+    def _unchanged(self, name: str, files: Files) -> bool:
+        """Whether an entry has been the same for a while by our own clock."""
         now = time.monotonic()
         before, since = self._seen.get(name, (None, now))
         if before != files:
             since = now
         self._seen[name] = (files, since)
-        return now - since >= STEADY_SECONDS or self._whole(name, files, time.time())
+        return now - since >= STEADY_SECONDS
 
     def _whole(self, name: str, files: Files, at: float) -> bool:
         """Whether nobody had written to an entry for a while at a time, or since it was said to be saved."""
