@@ -17,9 +17,10 @@ from urllib.parse import unquote
 from fastapi import APIRouter, FastAPI, Path
 from pydantic import BaseModel, BeforeValidator
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from trainshed.model.access import WORKSPACE_ID, KeyKind, Permission, Principal
 from trainshed.model.errors import Refusal
@@ -31,6 +32,8 @@ from trainshed.server.limits import BodyStalled, BodyStream, declared_length
 from trainshed.server.services import Services
 from trainshed.store.visibility import Viewer
 
+_POLICY_VIOLATION, _SERVER_FAILED = 1008, 1011
+"""Codes with which a WebSocket is closed."""
 NOBODY = Principal("", "", KeyKind.SERVICE, frozenset())
 """Who calls a public operation."""
 
@@ -97,7 +100,7 @@ class Call:
     """One request that may be carried out."""
 
     services: Services
-    request: Request
+    request: HTTPConnection
     principal: Principal
     body: bytes = b""
     """The whole body of an operation that takes JSON."""
@@ -162,6 +165,7 @@ class Reply:
 
 Handler = Callable[..., Any]
 Endpoint = Callable[..., Awaitable[Response]]
+SocketEndpoint = Callable[[WebSocket], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,7 @@ class Routes:
     def __init__(self, tag: str) -> None:
         self._tag = tag
         self._declared: list[tuple[str, str, Endpoint, Operation]] = []
+        self._sockets: list[tuple[str, SocketEndpoint]] = []
         self._made: dict[str, list[BaseRoute]] = {}
 
     def get(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
@@ -214,6 +219,18 @@ class Routes:
 
     def delete(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
         return self._declare("DELETE", path, operation)
+
+    def socket(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        """A WebSocket: ``async handler(call, socket, **path parameters)``, which accepts it or refuses.
+
+        A `Refusal` before that is answered as any other operation would.
+        """
+
+        def declare(handler: Handler) -> Handler:
+            self._sockets.append((path, _socket_endpoint(handler, operation)))
+            return handler
+
+        return declare
 
     def mount(self, app: FastAPI, prefix: str) -> None:
         # Routes know no application, and making them is most of its cost: a process makes each once.
@@ -234,7 +251,8 @@ class Routes:
                 openapi_extra=documents.route_extra(operation),
                 tags=[self._tag],
             )
-        return router.routes
+        sockets = [WebSocketRoute(prefix + path, endpoint) for path, endpoint in self._sockets]
+        return [*router.routes, *sockets]
 
     def _declare(self, method: str, path: str, operation: Operation) -> Callable[[Handler], Handler]:
         def declare(handler: Handler) -> Handler:
@@ -278,6 +296,48 @@ def _endpoint(handler: Handler, operation: Operation) -> Endpoint:
     endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by FastAPI
     endpoint.operation = operation  # type: ignore[attr-defined]  # read by documents.build
     return endpoint
+
+
+def _socket_endpoint(handler: Handler, operation: Operation) -> SocketEndpoint:
+    """The ASGI side of a WebSocket's handler, as `_endpoint` is of the others."""
+
+    async def endpoint(socket: WebSocket) -> None:
+        services: Services = socket.app.state.services
+        call = Call(services, socket, NOBODY, any_of=operation.any_of)
+        path = {name: _decoded(value) for name, value in socket.path_params.items()}
+        try:
+            refuse_other_origins(socket.headers)
+            await run_in_threadpool(_admit, call, operation, path)
+            await handler(call, socket, **path)
+        except WebSocketDisconnect:
+            return
+        except Exception as error:  # noqa: BLE001 - as above; what is open already can only be closed
+            answer = error_response(error, call.request_id)
+            if socket.client_state is WebSocketState.CONNECTING:
+                await socket.send_denial_response(answer)
+            elif socket.application_state is WebSocketState.CONNECTED:
+                await socket.close(*_closing(error))
+        finally:
+            if call.principal is not NOBODY and (hashed := auth.presented_key(socket.headers)):
+                services.limiter.proved(hashed)
+
+    return endpoint
+
+
+def _closing(error: Exception) -> tuple[int, str]:
+    if isinstance(error, Refusal):
+        return _POLICY_VIOLATION, error.code
+    return _SERVER_FAILED, "INTERNAL_ERROR"
+
+
+def refuse_other_origins(headers: Mapping[str, str]) -> None:
+    """Refuse what a browser does for a page of another server. Raises `Refusal` ``ORIGIN_DENIED``.
+
+    No key is sent by a browser on its own, but something before this server may add one.
+    """
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
+        raise Refusal.of("ORIGIN_DENIED", f"a page of `{origin[:200]}` may not open this", path="Origin")
 
 
 def _admit(call: Call, operation: Operation, path: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trainshed.model.errors import Refusal
 from trainshed.server.auth import presented_key
 from trainshed.server.errors import error_response, refusal_response
 from trainshed.server.limits import Action, RateLimiter, rate_limited
@@ -29,7 +30,7 @@ class Gate:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
@@ -38,21 +39,9 @@ class Gate:
         request_id = f"req_{token_hex(8)}"
         scope["trainshed.request_id"] = request_id
         scope["path"] = canonical_path(scope)
-        scope["trainshed.head"] = head = self._head_becomes_get(scope)
-        status = 0
-
-        async def answer(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
-                if "cache-control" not in headers:
-                    headers["Cache-Control"] = "no-store"
-            elif head:
-                message = {**message, "body": b""}
-            await send(message)
-
+        scope.setdefault("method", "GET")  # as a WebSocket begins
+        scope["trainshed.head"] = self._head_becomes_get(scope)
+        answer = _Answer(scope, send, request_id)
         try:
             action = _action(scope)
             wait = 0.0
@@ -65,7 +54,7 @@ class Gate:
             else:
                 await self._app(scope, receive, answer)
         except Exception as error:
-            if status:
+            if answer.status:
                 raise
             await error_response(error, request_id)(scope, receive, answer)
         finally:
@@ -74,8 +63,8 @@ class Gate:
             self._metrics.observe(
                 scope["method"],
                 template,
-                status or HTTPStatus.INTERNAL_SERVER_ERROR,
-                time.perf_counter() - started,
+                answer.status or HTTPStatus.INTERNAL_SERVER_ERROR,
+                (answer.opened_at or time.perf_counter()) - started,
             )
 
     @staticmethod
@@ -84,6 +73,40 @@ class Gate:
             return False
         scope["method"] = "GET"
         return True
+
+
+class _Answer:
+    """What is sent for one request, completed on its way."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self._scope = scope
+        self._send = send
+        self._request_id = request_id
+        self.status = 0
+        self.opened_at: float | None = None
+        """When a WebSocket was accepted: what comes after that is no answer that somebody waits for."""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] in {"http.response.start", "websocket.http.response.start"}:
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-Id"] = self._request_id
+            if "cache-control" not in headers:
+                headers["Cache-Control"] = "no-store"
+        elif message["type"] == "websocket.accept":
+            self.status, self.opened_at = HTTPStatus.SWITCHING_PROTOCOLS, time.perf_counter()
+        elif message["type"] == "websocket.close" and not self.status:
+            # The router knows no WebSocket of this path.
+            refusal = Refusal.of("NOT_FOUND", "this server serves no such WebSocket")
+            await refusal_response(refusal, self._request_id)(self._scope, _nothing, self)
+            return
+        elif self._scope["trainshed.head"] and message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await self._send(message)
+
+
+async def _nothing() -> Message:
+    return {"type": "websocket.disconnect", "code": 1006}
 
 
 def canonical_path(scope: Scope) -> str:

@@ -7,7 +7,7 @@ the end of the server.
 
 from __future__ import annotations
 
-from asyncio import BaseTransport, TimerHandle
+from asyncio import BaseTransport, Protocol, TimerHandle
 from http import HTTPStatus
 from secrets import token_hex
 from typing import Any
@@ -23,6 +23,22 @@ HEAD_SECONDS = 30.0
 """How long a connection may take to send a request's head, from its start or from the head's first byte."""
 SHUTDOWN_BODY_SECONDS = 2.0
 """How long a body may still come in once the server is going down."""
+
+
+MAX_MESSAGE_BYTES = 1 << 20
+"""Of one message of a WebSocket."""
+
+
+def web_socket(**settings: Any) -> Protocol:
+    """Make uvicorn's protocol for a connection that becomes a WebSocket; loaded with the first one.
+
+    Few servers ever have one, and what it takes of memory and of the start is for them alone.
+    """
+    from uvicorn.protocols.websockets.websockets_sansio_impl import (  # noqa: PLC0415 - see above
+        WebSocketsSansIOProtocol,
+    )
+
+    return WebSocketsSansIOProtocol(**settings)
 
 
 class HeadTooLarge(Exception):

@@ -31,7 +31,7 @@ from trainshed.server.data_folder import (
     withdraw,
 )
 from trainshed.server.logging import configure_logging
-from trainshed.server.protocol import BoundedProtocol
+from trainshed.server.protocol import MAX_MESSAGE_BYTES, BoundedProtocol, web_socket
 from trainshed.server.wiring import Deployment, build
 from trainshed.store.database import DatabaseUnavailable
 from trainshed.store.schema import SchemaTooNew
@@ -109,7 +109,9 @@ def _serve(options: ServeOptions, stack: contextlib.ExitStack) -> None:
             http=BoundedProtocol,
             log_config=None,
             access_log=False,
-            ws="none",
+            ws=web_socket,  # type: ignore[arg-type]  # uvicorn only calls it
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_per_message_deflate=False,
             lifespan="on",
             server_header=False,
             proxy_headers=False,

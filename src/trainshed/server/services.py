@@ -13,10 +13,12 @@ from trainshed.content.uploads import Uploads
 from trainshed.control.training.accept import TaskAcceptance
 from trainshed.control.training.catalogs import Catalogs
 from trainshed.control.training.operations import TaskOperations
+from trainshed.engines.contract import Engine
 from trainshed.model.access import Principal
 from trainshed.model.ids import IdFactory
 from trainshed.model.logs import LogFiles
 from trainshed.server.cursors import CursorSeal
+from trainshed.server.doors import DoorLimits, DoorsInUse
 from trainshed.server.follow import JobWatch
 from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
@@ -82,6 +84,10 @@ class Services:
     """How long blobs stay after their last use."""
     run_grants_stop: bool = True
     """Whether a new key with `training.run` also gets `training.stop` (A11)."""
+    engine: Engine | None = None
+    """What runs programs on this machine; ``None`` where this process answers only."""
+    doors: DoorsInUse = field(default_factory=DoorsInUse)
+    door_limits: DoorLimits = field(default_factory=DoorLimits)
     ready_checks: Callable[[], Mapping[str, str]] = dict
     """Further checks of ``/readyz``: name -> ``ok`` or what is wrong."""
     extra_metrics: Callable[[], str] = str

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import structlog
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from trainshed.model.errors import Refusal
 from trainshed.store import settings
@@ -39,7 +39,7 @@ class SignedUrls:
     public_url: str | None = None
     """How clients reach this server; ``None``: as the request that asks for URLs did."""
 
-    def issue(self, request: Request, path: str, *, key_id: str, now: float) -> str:
+    def issue(self, request: HTTPConnection, path: str, *, key_id: str, now: float) -> str:
         """An absolute URL for ``path``, which begins with ``/v1/`` and is percent-encoded."""
         expires = str(int(now + self.seconds))
         signature = self._sign(path, key_id, expires)
@@ -87,7 +87,7 @@ def _secret(connection: Connection) -> str:
     return there
 
 
-def _base_url(request: Request) -> str:
+def _base_url(request: HTTPConnection) -> str:
     """How the caller reached this server, by its own Host header; a header that is no host is not repeated.
 
     Only the caller itself reads the answer (it is never cached), so it can deceive nobody else.

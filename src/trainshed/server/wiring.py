@@ -164,6 +164,7 @@ def build(
             bodies=config.bodies,
             gc_grace_seconds=config.content.gc_grace_hours * 3600.0,
             run_grants_stop=config.access.run_grants_stop,
+            engine=engine,
             ready_checks=_ready_checks(StorageChecks(folder, config.content.address, blobs), host),
             extra_metrics=gpu_metrics if engine else str,
         )

@@ -46,7 +46,7 @@ class TaskOperations:
 
         def store(connection: Connection) -> str:
             task, trial = require(connection, viewer, reference)
-            _owned(viewer, task)
+            require_owner(viewer, task)
             if trial.state is State.COLLECTING and task.retained_until is not None:
                 # It has ended and is only kept for people to look at (C50): its result stays what it is.
                 tasks.change(connection, task.trial_id, {"retained_until": _ended_retention(task, at)})
@@ -65,7 +65,7 @@ class TaskOperations:
 
         def store(connection: Connection) -> str:
             task, trial = require(connection, viewer, reference)
-            _owned(viewer, task)
+            require_owner(viewer, task)
             if trial.state not in TERMINAL:
                 moves.accept_stop(connection, task.job_id, trial_id=None, at=at, actor=actor)
             tasks.change(
@@ -87,7 +87,7 @@ class TaskOperations:
 
         def store(connection: Connection) -> str:
             task, _ = require(connection, viewer, reference)
-            _owned(viewer, task)
+            require_owner(viewer, task)
             moves.lock_jobs(connection, [task.job_id])
             task, trial = require(connection, viewer, reference)
             if trial.state not in REOPENINGS:
@@ -107,7 +107,7 @@ class TaskOperations:
 
         def store(connection: Connection) -> str:
             task, trial = require(connection, viewer, reference)
-            _owned(viewer, task)
+            require_owner(viewer, task)
             values: dict[str, Any] = {}
             said = []
             if wanted.public is not None and wanted.public != task.public:
@@ -175,7 +175,8 @@ def require(connection: Connection, viewer: Viewer, reference: str) -> tuple[Tas
     return found
 
 
-def _owned(viewer: Viewer, task: Task) -> None:
+def require_owner(viewer: Viewer, task: Task) -> None:
+    """Raises `Refusal` ``PERMISSION_DENIED`` for a viewer who may see the task and no more."""
     if not viewer.everything and task.owner != viewer.user:
         said = f"{task.name} belongs to {task.owner}; its owner or an admin of the project may change it"
         raise Refusal.of("PERMISSION_DENIED", said, hint="Ask its owner, or an admin of the project.")
