@@ -57,7 +57,7 @@ class Wishes:
 def read_gpu_yaml(content: bytes, file: str = FILE_NAME) -> Wishes:
     """What the file asks for; ``file`` is its name in messages. Raises `SpecError` with every fault."""
     document = _document(content, file)
-    if document.value is None:
+    if bare(document.value) is None:
         return Wishes()
     if not isinstance(document.value, dict):
         raise SpecError([SpecFault(f"{file}:1", "", "the file must hold a map of keys and values")])
