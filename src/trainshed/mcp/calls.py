@@ -22,6 +22,7 @@ from trainshed.mcp.errors import ToolError
 from trainshed.model.scripts.guidance import UNTRUSTED
 from trainshed.model.scripts.states import SETTLED_WAITS, TERMINAL_WORDS, Word
 from trainshed.sdk.client import Client
+from trainshed.sdk.packing import pack
 
 Progress = Callable[[float, float, str], None]
 AGENT = "agent"
@@ -83,11 +84,13 @@ class Calls:
 
     def _submit(self, ask: Ask) -> dict[str, Any]:
         given = ask.arguments
-        prepared = self._prepared(given)
+        folder, arguments = self._project(given)
+        # Everything that is wrong with the folder is told before a server is looked for.
+        packed = pack(folder, arguments)
         client = self._client()
-        ask.progress(0, 1, "packing and sending what the server does not have")
-        spec = prepared.upload(client)
-        answer = client.scripts.submit(spec, request_id=given["request_id"], source=AGENT).raw
+        ask.progress(0, 1, f"{packed.summary['files']} files packed; sending what the server lacks")
+        packed.upload(client)
+        answer = client.scripts.submit(packed.spec, request_id=given["request_id"], source=AGENT).raw
         job = self._waited(ask, answer["job"], given["wait_s"], _settled)
         more: dict[str, Any] = {
             "submitted": answer["submitted"],
@@ -97,8 +100,8 @@ class Calls:
         return with_guidance(job, verbose=given["verbose"], **more)
 
     def _route(self, ask: Ask) -> dict[str, Any]:
-        prepared = self._prepared(ask.arguments)
-        answer = self._client().scripts.route(prepared.document(), source=AGENT).raw
+        packed = pack(*self._project(ask.arguments))
+        answer = self._client().scripts.route(packed.spec, source=AGENT).raw
         approval = answer["approval"]
         asks = bool(approval and approval.get("would_ask"))
         outcome = answer["route"]["outcome"]
@@ -112,7 +115,7 @@ class Calls:
             "spec": {key: value for key, value in answer["spec"].items() if key != "bundle"},
             "route": answer["route"],
             "approval": approval,
-            "bundle": bundle_document(answer["spec"]["bundle"]),
+            "bundle": bundle_document(packed.summary),
             "guidance": {"summary": answer["route"]["reason"], "next": said},
             "untrusted": UNTRUSTED,
         }
@@ -220,8 +223,8 @@ class Calls:
 
     # Parts
 
-    def _prepared(self, given: Mapping[str, Any]) -> Any:
-        """The packed folder; raises before anything is created."""
+    def _project(self, given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+        """The folder, and what is asked of it; raises before anything is created."""
         folder = Path(given["project_dir"]).expanduser()
         if not self._local_files:
             said = "this MCP server is not on your machine, so it cannot read project_dir"
@@ -231,12 +234,10 @@ class Calls:
         if not folder.is_dir():
             what = "is a file" if folder.exists() else "does not exist"
             raise ToolError("invalid_request", f"project_dir {what}", hint="Give the folder of the project.")
-        from trainshed.sdk.packing import pack  # noqa: PLC0415 - git and hashing only for what needs them
-
         arguments = {name: given[name] for name in _PROJECT_ARGUMENTS if given.get(name) is not None}
         if not arguments.get("smoke"):
             arguments.pop("smoke", None)
-        return pack(folder, arguments, source=AGENT)
+        return folder, arguments
 
     def _waited(
         self, ask: Ask, job: dict[str, Any], seconds: float, over: Callable[[Mapping[str, Any]], bool]

@@ -9,6 +9,7 @@ from trainshed.sdk.errors import (
     ApiError,
     ConfigurationError,
     ConnectionFailed,
+    InvalidSpec,
     LocalFileError,
     NotFreezable,
     TrainshedError,
@@ -90,6 +91,8 @@ def told(error: BaseException, *, submitting: bool = False) -> ToolError:
 
 def _of_ours(error: TrainshedError) -> ToolError:
     """What this machine's side found wrong."""
+    if isinstance(error, InvalidSpec):
+        return ToolError(error.code, error.message, hint=error.hint, detail=error.detail)
     if isinstance(error, NotFreezable):
         code = error.code.lower() if error.code.lower() in _SPEC_CODES else "invalid_spec"
         faults = [{"path": each.path, "message": each.message} for each in error.faults]
