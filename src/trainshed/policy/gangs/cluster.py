@@ -14,9 +14,10 @@ from math import inf
 from trainshed.model.resources import Amounts
 from trainshed.policy.cluster import Held
 from trainshed.policy.gangs.candidates import Candidates
+from trainshed.policy.gangs.layout import Layout
 from trainshed.policy.gangs.openings import NOW, Ends, Gain, Openings, walk
 from trainshed.policy.gangs.quota import Ledger, QuotaTable
-from trainshed.policy.gangs.room import Layout, Room, mask_of
+from trainshed.policy.gangs.room import Room, mask_of
 from trainshed.policy.gangs.snapshot import (
     Choice,
     GangClass,
@@ -106,8 +107,8 @@ class GangCluster:
         self.version += 1
         old_numbers = [before.numbers.get(name, -1) for name in layout.names]
         stay = [
-            old if old >= 0 and place.node.name not in closed and before.nodes[old] == place else -1
-            for place, old in zip(layout.nodes, old_numbers, strict=True)
+            old if old >= 0 and name not in closed and _same(before.nodes[old], place) else -1
+            for name, place, old in zip(layout.names, layout.nodes, old_numbers, strict=True)
         ]
         self._forget_nodes(set(range(len(before.nodes))).difference(stay))
         self._cordoned = cordoned
@@ -474,6 +475,10 @@ class GangCluster:
         self.room.memory_mb[number] = room.memory_mb
         self.room.storage_mb[number] = room.storage_mb
         self.room.shm_mb[number] = room.shm_mb
+
+
+def _same(one: PlaceNode, other: PlaceNode) -> bool:
+    return one is other or one == other
 
 
 def _by_end(entry: tuple[float, str, int, Amounts]) -> tuple[float, str]:

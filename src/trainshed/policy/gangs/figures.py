@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from trainshed.model.resources import Amounts
 from trainshed.policy.gangs.cluster import GangCluster
-from trainshed.policy.gangs.room import Layout
+from trainshed.policy.gangs.layout import Layout
 from trainshed.policy.gangs.snapshot import PlaceNode, Shape
 
 DAY_SECONDS = 86_400.0

@@ -12,8 +12,8 @@ from heapq import merge
 from math import inf
 
 from trainshed.model.resources import Amounts
+from trainshed.policy.gangs.layout import Layout, capacity
 from trainshed.policy.gangs.openings import Gain, Step
-from trainshed.policy.gangs.room import Layout, capacity
 from trainshed.policy.gangs.snapshot import Choice, Group, Kept, Shape
 
 
