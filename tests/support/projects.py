@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from trainshed.sdk.packing import InvalidSpec, Packed, pack
+
 _WHO = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
 
 
@@ -80,3 +84,32 @@ def set_home(monkeypatch: Any, place: Path) -> Path:
     monkeypatch.setenv("HOME", os.fspath(home))
     monkeypatch.setenv("TRAINSHED_HOME", os.fspath(place / "trainshed-home"))
     return home
+
+
+def packed(place: Path, **arguments: Any) -> Packed:
+    """The project, to run its `train.py` unless the arguments say otherwise."""
+    return pack(place, {"script": "train.py", **arguments})
+
+
+def shipped(found: Packed) -> dict[str, bytes]:
+    """What the Job would have: read back from what was uploaded, after the numbers were compared (G18)."""
+    server = Uploads()
+    found.upload(server)  # type: ignore[arg-type] # all that is used of a client
+    tree = server.tree(found.spec["bundle"]["manifest_sha256"])
+    assert found.summary["files"] == len(tree)
+    assert found.summary["bytes"] == sum(map(len, tree.values()))
+    return tree
+
+
+def refusal(place: Path | str, **arguments: Any) -> InvalidSpec:
+    """Why a project cannot be packed."""
+    with pytest.raises(InvalidSpec) as caught:
+        pack(place, arguments)
+    assert caught.value.message
+    return caught.value
+
+
+def warned(found: Packed, words: str) -> str:
+    """The one warning that has these words."""
+    (warning,) = [text for text in found.summary.get("warnings", ()) if words in text]
+    return warning

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainshed.model.scripts.faults import shown
@@ -57,10 +57,23 @@ def listing(root: str) -> Listing:
             continue
         attributes, _, path = rest.partition("\t")
         (found.submodules if attributes.startswith(_SUBMODULE) else found.tracked).append(path)
-    found.ignored = ignored.answer()
+    found.ignored = _outermost(ignored.answer())
     # A file with a conflict is listed once for each side.
     found.tracked = list(dict.fromkeys(found.tracked))
     return found
+
+
+def _outermost(paths: Sequence[str]) -> list[str]:
+    """Without what lies in a directory that is named too."""
+    whole = {path for path in paths if path.endswith("/")}
+    return [path for path in paths if not any(above in whole for above in _above(path))]
+
+
+def _above(path: str) -> Iterator[str]:
+    place = path.rfind("/", 0, len(path) - 1)
+    while place > 0:
+        yield path[: place + 1]
+        place = path.rfind("/", 0, place)
 
 
 def ignoring_rule(root: str, path: str) -> str | None:

@@ -10,10 +10,10 @@ from typing import Any
 from trainshed.model.scripts.credentials import credential_rule
 from trainshed.model.scripts.faults import shown
 from trainshed.model.scripts.spec import DataItem
+from trainshed.sdk.packing.bundle import Asked, Examined, ask, examine, summary
 from trainshed.sdk.packing.contents import escaped
 from trainshed.sdk.packing.git import ignoring_rule
 from trainshed.sdk.packing.left_out import size
-from trainshed.sdk.packing.pack import Asked, Examined, ask, examine, summary
 from trainshed.sdk.packing.places import below
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainshed.sdk.packing.pack import Packed, pack
+from trainshed.sdk.packing.bundle import Packed, pack
 
 if TYPE_CHECKING:
     from trainshed.sdk.client import Client

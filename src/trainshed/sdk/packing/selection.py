@@ -326,8 +326,9 @@ class _Including:
                 self._did.notes.append(f"`{path}` is of a kind that never ships")
                 return
             self._take_directory(path)
-        elif name == ".git":
-            self._did.notes.append("`.git` never ships")
+        elif _NEVER_INSIDE.fullmatch(name):
+            if self._pattern.parts[-1] == name:
+                self._did.notes.append(f"`{path}` is of a kind that never ships")
         else:
             self._visit()
             self._add(path, info)
