@@ -367,6 +367,7 @@ def test_C50_the_dashboard_is_forwarded_with_the_key_to_whoever_has_the_address(
                 b"POST "
             )
             assert asked(server, "/gone", cookie=cookie)[0] == 404
+            assert asked(server, "/..%2F/%2e%2E/jobs", cookie=cookie)[0] == 400
         finally:
             server.shutdown()
             thread.join()

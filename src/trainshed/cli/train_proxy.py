@@ -8,7 +8,7 @@ from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client
@@ -35,6 +35,8 @@ _OF_THE_CONNECTION = frozenset(
         "origin",
         "referer",
         "x-project-id",
+        # For pages at the server's own address; here they have one that is nobody else's.
+        "content-security-policy",
         "date",
         "server",
     }
@@ -83,6 +85,10 @@ class _Forwarder(BaseHTTPRequestHandler):
             return
         if not self._known():
             self._answer(HTTPStatus.FORBIDDEN, {}, b"open the address that `train dashboard` printed\n")
+            return
+        if any(unquote(segment) in {".", ".."} for segment in parts.path.split("/")):
+            # Whoever normalizes it finds something else of the server's, for which the key is good as well.
+            self._answer(HTTPStatus.BAD_REQUEST, {}, b"the path may not have segments `.` or `..`\n")
             return
         length = self.headers.get("Content-Length", "0")
         if not length.isdigit() or int(length) > _MAX_BODY or "Transfer-Encoding" in self.headers:

@@ -158,8 +158,9 @@ def _inside(location: str, address: tuple[str, int], target: str) -> str:
     except ValueError:
         there, wanted = ("", 0), urlsplit("")
     path = wanted.path or "/"
-    dots = any(segment in {".", ".."} for segment in path.replace("\\", "/").split("/"))
-    if wanted.scheme not in {"", "http"} or there != address or dots or path.startswith("//"):
+    dots = any(segment in {".", ".."} for segment in path.split("/"))
+    odd = dots or path.startswith("//") or "\\" in location
+    if wanted.scheme not in {"", "http"} or there != address or odd:
         raise Refusal.of("DASHBOARD_UNAVAILABLE", f"the dashboard leads elsewhere: {location[:200]!r}")
     if not path.startswith("/"):
         path = target.partition("?")[0].rpartition("/")[0] + "/" + path

@@ -17,7 +17,7 @@ from trainshed.server.documents import Param
 from trainshed.server.doors import Door, dashboard_address, find_door, refusal_of_engine, tell
 from trainshed.server.endpoints import Call, Operation, Routes, refuse_other_origins
 from trainshed.server.pages import bounded_number
-from trainshed.server.routes.tasks import RUN, UNKNOWN
+from trainshed.server.routes.tasks import RUN, UNKNOWN, read
 from trainshed.server.services import Services
 from trainshed.server.terminals import MOST_ROWS, Terminal
 
@@ -171,6 +171,12 @@ async def _dashboard_door(call: Call, ref: str) -> tuple[Door, tuple[str, int]]:
 
 
 def _find_dashboard(call: Call, ref: str) -> tuple[Door, tuple[str, int]]:
+    with call.services.database.read() as connection:
+        task, _ = read(call, connection, ref)
+    if task.kind != "ray":
+        raise Refusal.of(
+            "DASHBOARD_UNAVAILABLE", f"{task.name} is of kind {task.kind}, which has no dashboard"
+        )
     door = find_door(call, ref, "DASHBOARD_UNAVAILABLE", "head")
     return door, dashboard_address(door)
 
