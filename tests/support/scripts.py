@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from support.rows import IDS, new_job, trial_row
+from support.site import Site
+from trainshed.model.content import ContentFile, ContentKind, make_manifest
 from trainshed.model.scripts.document import spec_hash, to_document
 from trainshed.model.scripts.spec import Bundle, ScriptSpec
 from trainshed.model.states import OutputStatus
@@ -106,3 +110,46 @@ FRESH: dict[str, Any] = {
 
 def new_attempt_id() -> str:
     return IDS.attempt()
+
+
+TRAIN = {"train.py": b"print('hello')\n", "gpu.yaml": b"script: train.py\n"}
+
+
+def send_tree(site: Site, files: Mapping[str, bytes], *, key: str | None = None) -> dict[str, Any]:
+    """Send files and their manifest as a packer does; the manifest's digest and what it counts."""
+    entries = [ContentFile(path, len(data), hashlib.sha256(data).hexdigest()) for path, data in files.items()]
+    manifest = make_manifest(ContentKind.DATASETS, entries)
+    for data in (*files.values(), manifest.encode()):
+        put = site.request("PUT", f"/v1/content/blobs/{hashlib.sha256(data).hexdigest()}", data, key=key)
+        assert put.status_code in {200, 201}, put.text
+    return {"manifest_sha256": manifest.sha256, "files": len(files), "bytes": sum(map(len, files.values()))}
+
+
+def document(bundle: Mapping[str, Any], **values: Any) -> dict[str, Any]:
+    """The spec of a small project, as a client sends it."""
+    facts = {
+        "kind": "script",
+        "project_dir": "/home/ada/project",
+        "bundle": dict(bundle),
+        "script": "train.py",
+        "hours": 0.5,
+        "host": "host-1",
+    }
+    return {key: value for key, value in {**facts, **values}.items() if value is not None}
+
+
+def send_script(
+    site: Site,
+    *,
+    request_id: str | None = None,
+    files: Mapping[str, bytes] = TRAIN,
+    key: str | None = None,
+    source: str | None = None,
+    **values: Any,
+) -> Any:
+    """Send a project and submit it; the answer, whatever it is."""
+    body: dict[str, Any] = {"type": "train", "spec": document(send_tree(site, files, key=key), **values)}
+    if request_id is not None:
+        body["request_id"] = request_id
+    headers = {} if source is None else {"Trainshed-Source": source}
+    return site.post("/v1/jobs", body, key=key, headers=headers)

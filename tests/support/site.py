@@ -25,6 +25,10 @@ from trainshed.control.accept import Acceptance
 from trainshed.control.checkpoints import CheckpointFinder, register
 from trainshed.control.fleet import encode_nodes
 from trainshed.control.images import ImageFreezer
+from trainshed.control.scripts.accept import ScriptAcceptance
+from trainshed.control.scripts.approving import Approving
+from trainshed.control.scripts.operations import ScriptOperations
+from trainshed.control.scripts.secrets import SecretKeeper
 from trainshed.control.sealing import Seal
 from trainshed.control.training.accept import TaskAcceptance
 from trainshed.control.training.catalogs import Catalogs
@@ -45,6 +49,7 @@ from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import DEFAULT_RATES, RateLimiter
 from trainshed.server.metrics import HttpMetrics
 from trainshed.server.outlook import OutlookReader
+from trainshed.server.script_services import ScriptServices
 from trainshed.server.services import BodyLimits, Machine, Services
 from trainshed.server.signed_urls import SignedUrls, ensure_secret
 from trainshed.server.storage import open_uploads
@@ -54,6 +59,8 @@ from trainshed.store.attempts import End, Start
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Key, Project, Trial
+
+PROVIDERS = ("colab", "kaggle", "local")
 
 
 @dataclass
@@ -170,6 +177,12 @@ def open_site(
         task_operations=TaskOperations(database),
         catalogs=catalogs,
         outlook=OutlookReader(catalogs, rules),
+        scripts=ScriptServices(
+            accept=ScriptAcceptance(database, blobs, lambda: PROVIDERS, clock, IDS),
+            operations=ScriptOperations(database, clock),
+            approving=Approving(database, clock, personal=database.dialect == "sqlite"),
+            secrets=SecretKeeper(database, seal, clock),
+        ),
         log_files=lambda attempt_id: log_files(data / "local", attempt_id),
         wake=lambda: woken.append(True),
         machine=Machine("all", data),

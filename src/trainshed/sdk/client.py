@@ -14,6 +14,7 @@ from trainshed.sdk.transport import RetryPolicy, Transport, route
 
 if TYPE_CHECKING:
     from trainshed.sdk.admin import Keys, Members, Projects
+    from trainshed.sdk.approvals import ApprovalRules, Approvals, Providers, Secrets
     from trainshed.sdk.blobs import BlobUploads
     from trainshed.sdk.catalogs import Catalog
     from trainshed.sdk.checkpoints import Checkpoints
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from trainshed.sdk.jobs import Jobs, TrainingJobs
     from trainshed.sdk.pools import Pools, Quotas
     from trainshed.sdk.runners import Runners
+    from trainshed.sdk.scripts import Scripts
     from trainshed.sdk.stored_content import StoredContent
     from trainshed.sdk.tasks import Tasks
     from trainshed.sdk.trials import Trials
@@ -83,6 +85,41 @@ class Client:
         from trainshed.sdk.tasks import Tasks  # noqa: PLC0415 - only what is used is imported
 
         return Tasks(self._transport)
+
+    @cached_property
+    def scripts(self) -> Scripts:
+        """Jobs of packed projects."""
+        from trainshed.sdk.scripts import Scripts  # noqa: PLC0415 - only what is used is imported
+
+        return Scripts(self._transport)
+
+    @cached_property
+    def approvals(self) -> Approvals:
+        """Questions to people about Jobs of every kind."""
+        from trainshed.sdk.approvals import Approvals  # noqa: PLC0415 - only what is used is imported
+
+        return Approvals(self._transport)
+
+    @cached_property
+    def approval_policy(self) -> ApprovalRules:
+        """When a person is asked."""
+        from trainshed.sdk.approvals import ApprovalRules  # noqa: PLC0415 - only what is used is imported
+
+        return ApprovalRules(self._transport)
+
+    @cached_property
+    def providers(self) -> Providers:
+        """The places where script Jobs run."""
+        from trainshed.sdk.approvals import Providers  # noqa: PLC0415 - only what is used is imported
+
+        return Providers(self._transport)
+
+    @cached_property
+    def secrets(self) -> Secrets:
+        """Values that Jobs list by name."""
+        from trainshed.sdk.approvals import Secrets  # noqa: PLC0415 - only what is used is imported
+
+        return Secrets(self._transport)
 
     @cached_property
     def pools(self) -> Pools:
@@ -195,6 +232,11 @@ class Client:
         from trainshed.sdk.stored_content import StoredContent  # noqa: PLC0415 - only what is used is imported
 
         return StoredContent(self._transport)
+
+    def speak_as(self, source: str) -> Self:
+        """Say with every call who makes it: ``agent``, ``cli`` or ``shell`` (contract G, c.6)."""
+        self._transport.said = source
+        return self
 
     @property
     def connection(self) -> Connection:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, quote
 
-from trainshed import __version__
 from trainshed.sdk.discovery import Connection
 from trainshed.sdk.errors import (
     ApiError,
@@ -32,6 +31,7 @@ from trainshed.sdk.errors import (
 )
 from trainshed.sdk.loopback import Loopback, NoAnswer, Reply
 from trainshed.sdk.retry_after import retry_after
+from trainshed.sdk.source import standing_headers
 
 if TYPE_CHECKING:
     import ssl
@@ -101,8 +101,9 @@ class Transport:
         self.connection = connection
         self.timeout = timeout
         self.retry = retry or RetryPolicy()
-        self.on_retry = on_retry
-        self._rediscover = rediscover
+        self.on_retry, self._rediscover = on_retry, rediscover
+        self.said = ""
+        """What this client says of itself (`trainshed.sdk.source`)."""
         self._lost = False
         self._guard = threading.Lock()
         self._closed = threading.Event()
@@ -417,7 +418,7 @@ class Transport:
             return self._library
 
     def _headers(self, path: str, extra: Mapping[str, str]) -> dict[str, str]:
-        headers = {"User-Agent": f"trainshed/{__version__}", "Accept": "application/json, */*;q=0.1", **extra}
+        headers = {**standing_headers(self.said), **extra}
         if self.connection.api_key:
             headers["Authorization"] = f"Bearer {self.connection.api_key}"
         # Administration names its project in the path, and may name another one than the key's.

@@ -22,8 +22,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from trainshed.control.scripts.references import job_id_of
 from trainshed.model.access import WORKSPACE_ID, KeyKind, Permission, Principal
 from trainshed.model.errors import Refusal
+from trainshed.model.scripts.refs import REF
 from trainshed.model.strict_json import decode_json
 from trainshed.server import auth, documents
 from trainshed.server.documents import Param
@@ -39,7 +41,7 @@ NOBODY = Principal("", "", KeyKind.SERVICE, frozenset())
 
 
 _PATH: Mapping[str, tuple[str, str]] = {
-    "job_id": ("The Job's id.", "job_01KB7Q3V9E8Z6R5T4W3X2Y1M0N"),
+    "job_id": ("The Job's id, its digits or a prefix of them.", "job_01KB7Q3V9E8Z6R5T4W3X2Y1M0N"),
     "trial_id": ("The Trial's id.", "trial_01KB7Q3V9E8Z6R5T4W3X2Y1M0P"),
     "artifact_id": ("The Artifact's id.", "art_01KB7Q3V9E8Z6R5T4W3X2Y1M0Q"),
     "checkpoint_id": ("The Checkpoint's id.", "ckpt_01KB7Q3V9E8Z6R5T4W3X2Y1M0S"),
@@ -56,7 +58,13 @@ _PATH: Mapping[str, tuple[str, str]] = {
     "workspace": ("The workspace's id.", WORKSPACE_ID),
     "project": ("The project's id.", "default"),
     "user": ("The member's name.", "ada"),
-    "ref": ("A task's name, its task_uuid, its Job's id or its Trial's id.", "llama-sft-7k2m9q"),
+    "ref": (
+        "A Job's digits, a prefix of them, or its id; of a task also its name, task_uuid or Trial's id.",
+        "llama-sft-7k2m9q",
+    ),
+    "approval_id": ("The question's number.", "1"),
+    "provider": ("The provider's name.", "local"),
+    "secret": ("The secret's name.", "WANDB_API_KEY"),
     "pool": ("The pool's id.", "default"),
     "cluster": ("The cluster's id.", "local"),
     "cordon_id": ("The cordon's number.", "1"),
@@ -79,6 +87,9 @@ _UNKNOWN: Mapping[str, tuple[str, ...]] = {
     "project": ("PROJECT_NOT_FOUND",),
     "user": ("MEMBER_NOT_FOUND",),
     "ref": ("JOB_NOT_FOUND",),
+    "approval_id": ("APPROVAL_NOT_FOUND",),
+    "provider": ("PROVIDER_NOT_FOUND",),
+    "secret": ("SECRET_NOT_FOUND", "INVALID_REQUEST"),
     **dict.fromkeys(("pool", "cluster", "cordon_id"), ("NOT_FOUND",)),
 }
 """With which of these codes an operation that declares it refuses an unknown one."""
@@ -276,7 +287,7 @@ def _endpoint(handler: Handler, operation: Operation) -> Endpoint:
                 if not operation.takes_bytes:
                     call.body = await call.stream.whole()
             if asynchronous:
-                await run_in_threadpool(_admit, call, operation, path)
+                path = await run_in_threadpool(_admit, call, operation, path)
                 return _response(await handler(call, **path))
             return await run_in_threadpool(_carry_out, handler, call, operation, path)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets the one error shape
@@ -307,8 +318,7 @@ def _socket_endpoint(handler: Handler, operation: Operation) -> SocketEndpoint:
         path = {name: _decoded(value) for name, value in socket.path_params.items()}
         try:
             refuse_other_origins(socket.headers)
-            await run_in_threadpool(_admit, call, operation, path)
-            await handler(call, socket, **path)
+            await handler(call, socket, **await run_in_threadpool(_admit, call, operation, path))
         except WebSocketDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - as above; what is open already can only be closed
@@ -340,11 +350,21 @@ def refuse_other_origins(headers: Mapping[str, str]) -> None:
         raise Refusal.of("ORIGIN_DENIED", f"a page of `{origin[:200]}` may not open this", path="Origin")
 
 
-def _admit(call: Call, operation: Operation, path: Mapping[str, str]) -> None:
+_REFERENCES = ("job_id", "ref")
+"""Path parameters that name a Job, and so may be a prefix of its digits."""
+
+
+def _admit(call: Call, operation: Operation, path: dict[str, str]) -> dict[str, str]:
+    """Let a request in; its path parameters, where ids of Jobs take the place of what people type of them."""
     if not operation.public:
         call.principal = auth.authenticate(call.services.database, call.request.headers, at=call.now)
         auth.require(call.principal, operation.any_of)
     _refuse_what_is_no_text(call, operation, path)
+    typed = {name: path[name] for name in _REFERENCES if name in path and REF.fullmatch(path[name])}
+    if not typed:
+        return path
+    with call.services.database.read() as connection:
+        return path | {name: job_id_of(connection, call.viewer, text) for name, text in typed.items()}
 
 
 def _refuse_what_is_no_text(call: Call, operation: Operation, path: Mapping[str, str]) -> None:
@@ -371,9 +391,8 @@ def _is_text(value: str) -> bool:
     return "\0" not in value
 
 
-def _carry_out(handler: Handler, call: Call, operation: Operation, path: Mapping[str, str]) -> Response:
-    _admit(call, operation, path)
-    return _response(handler(call, **path))
+def _carry_out(handler: Handler, call: Call, operation: Operation, path: dict[str, str]) -> Response:
+    return _response(handler(call, **_admit(call, operation, path)))
 
 
 def _response(answer: Any) -> Response:

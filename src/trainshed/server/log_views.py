@@ -38,6 +38,7 @@ from trainshed.store import events
 from trainshed.store import jobs as store
 from trainshed.store.moves import RUNNER
 from trainshed.store.records import Attempt, Event, Replica, Trial, decoded
+from trainshed.store.scripts import SCRIPT
 from trainshed.store.tasks import replicas_of
 from trainshed.store.visibility import Viewer
 
@@ -134,7 +135,12 @@ class JobLog:
             store.get_job(connection, self._viewer.project_id, self._job_id, viewer=self._viewer)
             trials = store.trials_of(connection, [self._job_id])[self._job_id]
             attempts = store.attempts_of(connection, [trial.id for trial in trials])
-            gangs = [each.id for trial in trials if trial.kind != RUNNER for each in attempts[trial.id]]
+            gangs = [
+                each.id
+                for trial in trials
+                if trial.kind not in {RUNNER, SCRIPT}
+                for each in attempts[trial.id]
+            ]
             members = replicas_of(connection, gangs)
         self._job_ended = all(trial.state in TERMINAL for trial in trials)
         self._names = {trial.id: trial.name for trial in trials}

@@ -9,7 +9,7 @@ from typing import Any
 from trainshed.model.provenance import job_manifest
 from trainshed.model.states import E_TRIAL_WORDS
 from trainshed.server.shapes.common import iso, iso_or_none
-from trainshed.store import checkpoints, jobs, runners, tasks
+from trainshed.store import checkpoints, jobs, runners, scripts, tasks
 from trainshed.store.database import Connection
 from trainshed.store.moves import RUNNER
 from trainshed.store.records import (
@@ -25,6 +25,7 @@ from trainshed.store.records import (
     TrialContent,
     decoded,
 )
+from trainshed.store.script_records import Script
 
 MAX_LINEAGE = 1000
 _ARTIFACTS_AT_ONCE = 1000
@@ -43,6 +44,7 @@ def manifest_of(connection: Connection, job: Job) -> dict[str, Any]:
         if trial.kind == RUNNER
     }
     gangs = tasks.of_trials(connection, [trial.id for trial in trials if trial.kind != RUNNER])
+    packed = scripts.of_trials(connection, [trial.id for trial in trials if trial.kind == scripts.SCRIPT])
     contents = jobs.contents_of(connection, [trial.id for trial in trials])
     frozen = {
         "job": _job(job),
@@ -58,6 +60,7 @@ def manifest_of(connection: Connection, job: Job) -> dict[str, Any]:
                 contents.get(trial.id, []),
                 _resumed(connection, trial.resume_from),
                 gangs.get(trial.id),
+                packed.get(trial.id),
             )
             for trial in trials
         ],
@@ -92,6 +95,7 @@ def _trial(
     contents: Sequence[TrialContent],
     resumed: Mapping[str, Any] | None,
     task: Task | None,
+    script: Script | None,
 ) -> dict[str, Any]:
     image = trial.image_requested is not None and {
         "requested": trial.image_requested,
@@ -141,6 +145,7 @@ def _trial(
         "timeout_seconds": trial.timeout_seconds,
         "resume_from": resumed,
         **({} if task is None else {"task": _task(task)}),
+        **({} if script is None else {"script": {"spec": script.document, "spec_hash": script.spec_hash}}),
     }
 
 

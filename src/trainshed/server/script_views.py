@@ -54,11 +54,13 @@ class ScriptViews:
         )
 
 
-def g_time(seconds: float | None) -> str | None:
+def g_time_text(seconds: float) -> str:
     """Unix seconds as contract G writes times."""
-    if seconds is None:
-        return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def g_time(seconds: float | None) -> str | None:
+    return None if seconds is None else g_time_text(seconds)
 
 
 def bundle_summary(document: dict[str, Any]) -> shapes.BundleSummary:
@@ -120,8 +122,8 @@ def _job(
         exit_code=trial.exit_code,
         failure_kind=script.failure_kind,
         message=script.message,
-        created_at=g_time(job.created_at) or "",
-        updated_at=g_time(max(job.updated_at, trial.updated_at)) or "",
+        created_at=g_time_text(job.created_at),
+        updated_at=g_time_text(max(job.updated_at, trial.updated_at)),
         started_at=g_time(trial.started_at),
         finished_at=g_time(trial.finished_at),
         version=script.version,
@@ -152,7 +154,7 @@ def _checkpoint(row: ScriptCheckpoint) -> shapes.ScriptCheckpoint:
         step=row.step,
         files=row.files,
         bytes=row.bytes,
-        saved_at=g_time(row.saved_at) or "",
+        saved_at=g_time_text(row.saved_at),
     )
 
 
@@ -160,7 +162,7 @@ def event_view(row: ScriptEvent) -> shapes.ScriptEvent:
     kind: Any = row.kind
     return shapes.ScriptEvent(
         id=row.id,
-        at=g_time(row.at) or "",
+        at=g_time_text(row.at),
         kind=kind,
         **{"from": row.before},
         to=row.after,
@@ -182,8 +184,8 @@ def approval_view(row: Approval, short_id: str | None, kind: str) -> shapes.Appr
         rules=list(row.rule_names),
         provider=row.provider,
         reason=row.reason,
-        asked_at=g_time(row.asked_at) or "",
-        expires_at=g_time(row.expires_at) or "",
+        asked_at=g_time_text(row.asked_at),
+        expires_at=g_time_text(row.expires_at),
         answer=answer,
         answered_at=g_time(row.answered_at),
         answered_by=row.answered_by,

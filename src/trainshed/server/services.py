@@ -24,6 +24,7 @@ from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics
 from trainshed.server.outlook import OutlookReader
+from trainshed.server.script_services import ScriptServices
 from trainshed.server.signed_urls import SignedUrls
 from trainshed.server.waiting import QueueReader
 from trainshed.store.database import Database
@@ -67,6 +68,8 @@ class Services:
     catalogs: Catalogs
     outlook: OutlookReader
     """Why training tasks wait, and what a new one would get."""
+    scripts: ScriptServices
+    """Script Jobs, questions to people, providers (contract G)."""
     wake: Callable[[], None]
     """Tells the controller of this process, if there is one, that there is work. Only a hint."""
     machine: Machine

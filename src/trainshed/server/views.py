@@ -17,12 +17,16 @@ from trainshed.server.shapes import jobs as shapes
 from trainshed.server.shapes.common import Reason, iso, iso_or_none
 from trainshed.server.task_views import TaskViews, reason_words, shown
 from trainshed.server.waiting import QueueReader
+from trainshed.store import approvals, scripts, tasks
 from trainshed.store import jobs as store
-from trainshed.store import tasks
 from trainshed.store.database import Connection
 from trainshed.store.moves import RUNNER
 from trainshed.store.records import Allocation, Artifact, Attempt, Checkpoint, Event, Job, Trial, decoded
+from trainshed.store.scripts import SCRIPT
 from trainshed.store.visibility import Viewer
+
+_PLAIN = frozenset({RUNNER, SCRIPT})
+"""Kinds of Trials that are no training tasks."""
 
 
 class Views:
@@ -48,13 +52,15 @@ class Views:
         by_job = store.trials_of(self._connection, [row.id for row in rows])
         every = [trial for trials in by_job.values() for trial in trials]
         views = {view.trial_id: view for view in self.trials(every)}
-        named = {trial.id for trial in every if trial.kind != RUNNER}
+        tasks_of = {trial.id for trial in every if trial.kind not in _PLAIN}
+        named = tasks_of | {trial.id for trial in every if trial.kind == SCRIPT}
         return [
             _job(
                 row,
                 by_job[row.id],
                 [views[trial.id] for trial in by_job[row.id]],
-                task=any(trial.id in named for trial in by_job[row.id]),
+                task=any(trial.id in tasks_of for trial in by_job[row.id]),
+                named=any(trial.id in named for trial in by_job[row.id]),
             )
             for row in rows
         ]
@@ -69,7 +75,8 @@ class Views:
         held = store.allocations_of(self._connection, held_or_held_once)
         of_runners = [row for row in rows if row.kind == RUNNER and row.state in WAITING]
         waiting = self._queue.answers(self._connection, of_runners, now=self._now)
-        words = self._tasks([row for row in rows if row.kind != RUNNER], held, waiting)
+        words = self._tasks([row for row in rows if row.kind not in _PLAIN], held, waiting)
+        self._scripts([row for row in rows if row.kind == SCRIPT and row.state in WAITING], waiting)
         return [
             _trial(
                 row,
@@ -103,18 +110,32 @@ class Views:
             )
         return {row.id: shown(found[row.id], row, held.get(row.id, ()), self._now).word for row in rows}
 
+    def _scripts(self, rows: Sequence[Trial], waiting: dict[str, shapes.Waiting]) -> None:
+        """Why script Jobs wait: what routing found last, or the question to a person."""
+        asked = approvals.of_jobs(self._connection, [row.job_id for row in rows])
+        for trial_id, script in scripts.of_trials(self._connection, [row.id for row in rows]).items():
+            question = next((each for each in asked.get(script.job_id, ()) if each.answer is None), None)
+            waiting[trial_id] = shapes.Waiting(
+                code="APPROVAL_REQUIRED" if question else script.word.upper(),
+                message=question.reason if question else script.route_reason or "No provider was chosen yet.",
+                position=None,
+                estimated_start_at=iso_or_none(script.not_before),
+            )
+
     def trial(self, row: Trial) -> shapes.Trial:
         return self.trials([row])[0]
 
 
-def _job(row: Job, rows: Sequence[Trial], trials: list[shapes.Trial], *, task: bool) -> shapes.Job:
+def _job(
+    row: Job, rows: Sequence[Trial], trials: list[shapes.Trial], *, task: bool, named: bool
+) -> shapes.Job:
     failed = next((trial.error for trial in trials if trial.status == "failed" and trial.error), None)
     words: Any = row.status
     state: Any = trials[0].state if task else row.status
     return shapes.Job(
         job_id=row.id,
         request_id=row.request_id,
-        name=rows[0].name if task else None,
+        name=rows[0].name if named else None,
         status=words,
         state=state,
         tags=rows[0].tag_map if rows else {},

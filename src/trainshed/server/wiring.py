@@ -19,6 +19,11 @@ from trainshed.content.registry import RegistryClient
 from trainshed.control.accept import Acceptance
 from trainshed.control.controller import Controller
 from trainshed.control.images import ImageFreezer
+from trainshed.control.scripts.accept import ScriptAcceptance
+from trainshed.control.scripts.approving import Approving
+from trainshed.control.scripts.operations import ScriptOperations
+from trainshed.control.scripts.routing import known_capabilities
+from trainshed.control.scripts.secrets import SecretKeeper
 from trainshed.control.sealing import Seal, read_or_create_keys
 from trainshed.control.training.accept import TaskAcceptance
 from trainshed.control.training.alarms import Alarms
@@ -28,9 +33,11 @@ from trainshed.control.training.operations import TaskOperations
 from trainshed.control.training.sites import OpenEngine
 from trainshed.engines.contract import Engine, EngineError
 from trainshed.engines.local import Isolation, LocalEngine, describe, log_files, samples_in
+from trainshed.engines.providers.registry import PROVIDERS
 from trainshed.model.ids import IdFactory
 from trainshed.model.images import machine_architecture
 from trainshed.model.logs import LogFiles
+from trainshed.model.scripts.spec import LOCAL
 from trainshed.model.training.catalog import Cluster
 from trainshed.model.training.catalog import Engine as EngineKind
 from trainshed.server.app import create_app
@@ -44,6 +51,7 @@ from trainshed.server.keys import KeyWatch
 from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics, gpu_metrics
 from trainshed.server.outlook import OutlookReader
+from trainshed.server.script_services import ScriptServices
 from trainshed.server.services import Machine, Services
 from trainshed.server.signed_urls import SignedUrls, ensure_secret
 from trainshed.server.storage import StorageChecks, open_blobs, open_uploads
@@ -149,6 +157,7 @@ def build(
             task_operations=TaskOperations(database),
             catalogs=catalogs,
             outlook=OutlookReader(catalogs, policy),
+            scripts=_scripts(database, blobs, seal, clock, ids),
             log_files=files_of,
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
@@ -170,6 +179,24 @@ def build(
         )
         app = create_app(services, public_only=role == "controller")
         return Deployment(app, services, host, alarms, stack.pop_all())
+
+
+def _scripts(
+    database: Database, blobs: BlobStore, seal: Seal, clock: Callable[[], float], ids: IdFactory
+) -> ScriptServices:
+    return ScriptServices(
+        accept=ScriptAcceptance(database, blobs, partial(_provider_names, database), clock, ids),
+        operations=ScriptOperations(database, clock),
+        # On SQLite it is one person's own server, where the key lies beside every program of theirs.
+        approving=Approving(database, clock, personal=database.dialect == "sqlite"),
+        secrets=SecretKeeper(database, seal, clock),
+    )
+
+
+def _provider_names(database: Database) -> set[str]:
+    """Those that the controller has, and those that one could have."""
+    with database.read() as connection:
+        return {LOCAL, *PROVIDERS, *known_capabilities(connection)}
 
 
 def _log_files(folder: DataFolder, unit: str) -> LogFiles:

@@ -1,9 +1,9 @@
 """Which process of this machine is at the other end of a connection, and who may be behind it (c.7, P13).
 
 A key says whose request it is, not who typed it: an agent on a person's machine can read that person's key.
-So where the caller is a process of this machine, it is looked at: whether an agent is among its ancestors, and
-which terminal it is controlled from. Only processes of this server's own user can be judged; what cannot be
-judged is no person.
+So where the caller is a process of this machine, it is looked at: whether an agent is among its ancestors,
+and which terminal it is controlled from. Only processes of this server's own user can be judged; what cannot
+be judged is no person.
 """
 
 from __future__ import annotations

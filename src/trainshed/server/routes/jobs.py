@@ -8,13 +8,16 @@ from trainshed.control.request_ids import taken
 from trainshed.control.stopping import accept_stop
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
+from trainshed.model.scripts.reading import is_script
 from trainshed.model.states import E_JOB_STATUSES
 from trainshed.model.training.reading import is_training
 from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Reply, Routes
 from trainshed.server.pages import cut_page, open_cursor, page_limit
+from trainshed.server.routes.scripts import SOURCE, submit_script
 from trainshed.server.shapes import jobs as shapes
 from trainshed.server.shapes import requests
+from trainshed.server.shapes import scripts as script_shapes
 from trainshed.server.shapes import tasks as task_shapes
 from trainshed.server.shapes.common import Page
 from trainshed.server.task_views import TaskViews
@@ -68,6 +71,11 @@ SUBMIT_REFUSALS = (
     "INVALID_SPEC",
     "DUPLICATE_SUSPECTED",
     "CONTENT_NOT_FOUND",
+    "PROVIDER_NOT_FOUND",
+    "INVALID_CONTENT",
+    "CONTENT_HASH_MISMATCH",
+    "BLOB_NOT_FOUND",
+    "BLOB_BEING_DELETED",
 )
 
 
@@ -79,9 +87,10 @@ def views(call: Call, connection: Connection) -> Views:
     "",
     Operation(
         "Submit a Job of 1 to 16 Trials",
-        answer=shapes.Job | task_shapes.SubmittedTask,
+        answer=shapes.Job | task_shapes.SubmittedTask | script_shapes.SubmittedScript,
         any_of=(Permission.TRAINING_RUN,),
-        takes=requests.SubmitTrials | requests.SubmitOne | requests.SubmitTask,
+        params=(SOURCE,),
+        takes=requests.SubmitTrials | requests.SubmitOne | requests.SubmitTask | requests.SubmitScript,
         max_body=lambda services: services.bodies.submission,
         answers={201: "Accepted; durable before this answer.", 200: "This request id named the Job before."},
         refuses=SUBMIT_REFUSALS,
@@ -92,9 +101,13 @@ def submit_job(call: Call) -> Reply:
 
     A repeated request id with the same input answers the same Job; with other input it is a conflict that
     lists the fields that differ. A `spec` of kind `pytorch` or `ray` makes a training task: one gang, with
-    a name of its own, and an answer that tells its place in the queue.
+    a name of its own, and an answer that tells its place in the queue. A `spec` of kind `script` makes a
+    Job of a packed project (contract G); without a request id, the same spec names the same Job while that
+    has not ended.
     """
     document = call.json()
+    if is_script(document):
+        return submit_script(call, document)
     if is_training(document):
         return _submit_task(call, document)
     job_id, created = call.services.accept(call.principal, document)

@@ -101,6 +101,95 @@ class TaskSpec(BaseModel):
     instance: dict[str, Any] = Field(examples=[{"specs": ["h200x8"]}])
 
 
+class ScriptBundle(BaseModel):
+    """What was packed, and what to say of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    manifest_sha256: Digest = Field(description="Of the manifest of the shipped tree, uploaded as a blob.")
+    files: int = Field(ge=0)
+    bytes: int = Field(ge=0, le=200 * 10**6)
+
+
+class ScriptSpec(BaseModel):
+    """A packed project (contract G). Clients make it of gpu.yaml, arguments and the project's files."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Literal["script"]
+    project_dir: str = Field(examples=["/home/ada/project"])
+    bundle: ScriptBundle
+    script: str = _optional("", examples=["train.py"], description="Exactly one of this and `command`.")
+    command: list[str] = _optional([])
+    args: list[str] = _optional([])
+    hours: float = _optional(1.0, gt=0, le=336)
+    vram_gb: float = _optional(1.0, gt=0, le=640)
+    gpu: str = _optional("")
+    provider: str = _optional("")
+    env: dict[str, str] = _optional({})
+    secrets: list[str] = _optional([], description="Names, never values.")
+    smoke: bool = _optional(False)  # noqa: FBT003 - the value of a key
+
+
+class SubmitScript(Body):
+    """A script Job; without a request id the same spec names the same Job while that has not ended."""
+
+    type: Literal["train"] = "train"
+    request_id: str = _optional("", pattern="^[A-Za-z0-9._:-]{1,64}$")
+    spec: ScriptSpec
+
+
+class RouteScript(Body):
+    """A script Job that is not submitted."""
+
+    spec: ScriptSpec
+
+
+class FetchScript(Body):
+    """Whether to bring again what was brought."""
+
+    refetch: bool = False
+
+
+class AnswerApproval(Body):
+    """A person's answer; a yes on a person's own server needs the code."""
+
+    answer: Literal["approved", "denied"]
+    note: str = _optional("", max_length=1000)
+    code: str = _optional("", max_length=64)
+
+
+class PutSecret(Body):
+    """The value of a secret."""
+
+    value: str = Field(min_length=1, max_length=65536)
+
+
+class ApprovalRules(Body):
+    """Rules for one audience."""
+
+    auto_max_hours: float | None = _optional(None, ge=0, le=336)
+    unknown_hours: Literal["ask", "auto"] = _optional("ask")
+    ask_secrets: bool = _optional(True)  # noqa: FBT003 - the value of a key
+    max_quota_share: float | None = _optional(None, ge=0, le=1)
+    enforce_hours: bool = _optional(True)  # noqa: FBT003 - the value of a key
+    ask_providers: list[str] = _optional([])
+    exempt_providers: list[str] = _optional([])
+
+
+class PutApprovalPolicy(Body):
+    """The approval rules of a project; what is left out has its default."""
+
+    version: Literal[1] = _optional(1)
+    agent: ApprovalRules = _optional(ApprovalRules())
+    user: ApprovalRules = _optional(ApprovalRules())
+    overrun_factor: float = _optional(1.5, ge=1, le=10)
+    overrun_grace_hours: float = _optional(0.25, ge=0, le=24)
+    max_gpu_hours: float | None = _optional(None, ge=0)
+    max_cost: float | None = _optional(None, ge=0)
+    ask_agents: bool = _optional(False)  # noqa: FBT003 - the value of a key
+
+
 class Smoke(Body):
     """A copy of the task that ends soon (C16)."""
 

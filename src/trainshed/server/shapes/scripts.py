@@ -257,8 +257,7 @@ class Provider(Shape):
     name: str
     enabled: bool
     health: str
-    message: str | None
-    hint: str | None
+    message: str | None = Field(description="Why it cannot be used, and what to do about it.")
     checked_at: GTime | None
     cooldown_until: GTime | None
     exhausted_until: GTime | None
