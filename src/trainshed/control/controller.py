@@ -25,6 +25,8 @@ from trainshed.control.fleet import encode_nodes
 from trainshed.control.garbage import Housekeeping
 from trainshed.control.placing import Placer
 from trainshed.control.reconcile import Reconciler
+from trainshed.control.scripts.ground import ScriptWork
+from trainshed.control.scripts.scripts import Scripts
 from trainshed.control.training.gangs import Gangs, Training
 from trainshed.engines.contract import Engine, EngineError
 from trainshed.model.ids import IdFactory
@@ -68,6 +70,7 @@ class Controller:
         gc_grace_hours: float = 24.0,
         gc: bool = True,
         training: Training | None = None,
+        scripts: ScriptWork | None = None,
         store_patience_seconds: float = 0.0,
         poll_seconds: float = 1.0,
         executor: Callable[[str], Executor] | None = None,
@@ -82,10 +85,33 @@ class Controller:
         self._wake_guard = threading.Lock()
         ids = ids or IdFactory(clock)
         executor = executor or _threads
-        self._placer = Placer(database, engine.name, policy, clock, ids)
+        finisher = Finisher(database, engine, blobs, content, policy, clock, ids)
+        self._scripts = (
+            None
+            if scripts is None
+            else Scripts(
+                scripts,
+                database,
+                engine,
+                blobs,
+                content,
+                policy,
+                clock,
+                ids,
+                finisher,
+                Background(executor("scripts"), clock, self.wake),
+            )
+        )
+        self._placer = Placer(
+            database,
+            engine.name,
+            policy,
+            clock,
+            ids,
+            places=None if self._scripts is None else self._scripts.places,
+        )
         self._checkpoints = CheckpointRetention(database, clock)
         self._content = content
-        finisher = Finisher(database, engine, blobs, content, policy, clock, ids)
         self._workers = Workers(
             preparing=Background(executor("prepare"), clock, self.wake),
             collecting=Background(executor("collect"), clock, self.wake),
@@ -107,6 +133,7 @@ class Controller:
             self._workers,
             pull_retries=pull_retries,
             gangs=self._gangs,
+            scripts=self._scripts,
         )
         self._garbage = Housekeeping(
             database,
@@ -147,6 +174,8 @@ class Controller:
         self._garbage.close()
         if self._gangs is not None:
             self._gangs.close()
+        if self._scripts is not None:
+            self._scripts.close()
         self._reconciler.close()
         if self._gangs is not None:
             self._gangs.disconnect()
@@ -163,6 +192,8 @@ class Controller:
             self._read_nodes()
             self._check_queue(thoroughly=now - self._swept >= SWEEP_SECONDS)
         again = self._gangs is not None and self._gangs.step(changed or set(), everything=everything)
+        if self._scripts is not None:
+            again |= self._scripts.step(changed or set(), everything=everything)
         again |= self._reconciler.step(changed or set(), everything=everything)
         self._placer.publish()
         if now - self._swept >= SWEEP_SECONDS:
@@ -210,7 +241,9 @@ class Controller:
     def _pause(self) -> float:
         """Seconds until there is something to do without a hint."""
         tasks = None if self._gangs is None else self._gangs.next_at()
-        due = [t for t in (self._placer.next_delayed(), self._workers.next_due(), tasks) if t is not None]
+        jobs = None if self._scripts is None else self._scripts.next_at()
+        times = (self._placer.next_delayed(), self._workers.next_due(), tasks, jobs)
+        due = [t for t in times if t is not None]
         return max(0.0, min([self._poll, *(t - self._clock() for t in due)]))
 
     def _read_nodes(self) -> None:
@@ -222,6 +255,8 @@ class Controller:
             self._nodes_text = text
         if self._gangs is not None:
             self._gangs.read_nodes(nodes)
+        if self._scripts is not None:
+            self._scripts.read_nodes(nodes)
 
     def _check_queue(self, *, thoroughly: bool) -> None:
         with self._database.snapshot() as connection:
@@ -234,17 +269,22 @@ class Controller:
     def _sweep(self) -> None:
         """End what carries our mark and belongs to nobody (promise P6).
 
-        Only this thread opens Attempts, so none can appear between the reading and the sweep.
+        Only this thread opens Attempts here, so none can appear between the reading and the sweep. Those that
+        run elsewhere, which others open, say themselves what they hold here.
         """
         with self._database.read() as connection:
             known = [allocation.attempt_id for allocation in queue.unreleased(connection)]
             units = [] if self._gangs is None else self._gangs.known_units(connection)
+        if self._scripts is not None:
+            known += self._scripts.known_units()
         strangers = list(self._engine.sweep([*known, *units]))
         if self._gangs is not None:
             strangers += self._gangs.sweep([*known, *units])
         for stranger in strangers:
             metrics.strangers.inc()
             log.warning("ended a stranger", attempt=stranger)
+        if self._scripts is not None:
+            self._scripts.tidy(known)
         for holder in self._content.release_others(known):
             log.info("let go of content that an ended Attempt held", attempt=holder)
         # Removing a tree of many files takes its time.
@@ -273,6 +313,8 @@ class Controller:
                 # In this order, so that a crash between the two leaves no log that nobody deletes.
                 for unit in units[attempt_id]:
                     self._engine.forget(unit)
+                if self._scripts is not None:
+                    self._scripts.forget(attempt_id)
             except (EngineError, OSError) as error:
                 log.warning("an expired log cannot be deleted", attempt=attempt_id, error=str(error))
                 continue
@@ -283,5 +325,5 @@ class Controller:
 
 
 def _threads(name: str) -> Executor:
-    threads = _PREPARING_THREADS if name == "prepare" else _THREADS
+    threads = _PREPARING_THREADS if name in {"prepare", "scripts"} else _THREADS
     return ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)

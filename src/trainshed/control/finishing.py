@@ -141,7 +141,7 @@ class Finisher:
             if stopped
             else CollectLimits()
         )
-        batch = _ArtifactBatch(self._database, self._blobs, self._ids, self._clock, trial)
+        batch = ArtifactBatch(self._database, self._blobs, self._ids, self._clock, trial)
 
         def ends() -> bool:
             return self.closing.is_set() or cancelled()
@@ -255,7 +255,7 @@ class Finisher:
         )
 
 
-class _ArtifactBatch:
+class ArtifactBatch:
     """Records artifacts as they are stored, many to a transaction."""
 
     def __init__(

@@ -12,6 +12,7 @@ from trainshed.control import metrics
 from trainshed.control.accept import project_account, project_limits
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.profiles import revoked_content
+from trainshed.control.scripts.places import Places
 from trainshed.control.training.holding import members_held
 from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Node
@@ -28,6 +29,7 @@ from trainshed.store import access, attempts, jobs, moves, queue, runners, setti
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
 from trainshed.store.records import Allocation, Trial, TrialContent
+from trainshed.store.scripts import SCRIPT
 
 _ACTOR = "controller"
 _PAGE = 5000
@@ -55,7 +57,10 @@ class Placer:
         policy: ServerPolicy,
         clock: Callable[[], float],
         ids: IdFactory,
+        *,
+        places: Places | None = None,
     ) -> None:
+        self._places = places
         self._database = database
         self._engine_name = engine_name
         self._policy = policy
@@ -111,11 +116,18 @@ class Placer:
 
     def add(self, trial: Trial) -> None:
         """Take in one queued Trial, at once or when its back-off is over."""
+        if trial.kind == SCRIPT:
+            if self._places is None:
+                return
+            trial = self._places.fitted(trial)
         self._trials[trial.id] = trial
         if trial.not_before > self._clock():
             heapq.heappush(self._delayed, (trial.not_before, trial.id))
         else:
             self._queue.add(trial.id, class_of(trial), trial.created_at)
+
+    def __contains__(self, trial_id: object) -> bool:
+        return trial_id in self._trials
 
     def remove(self, trial_ids: Collection[str]) -> None:
         for trial_id in trial_ids:
@@ -257,6 +269,10 @@ class Placer:
                 connection,
                 [(item.allocation, numbers.get(item.trial.id, ("", 0))[1] + 1) for item in placed],
             )
+            scripts = [(item.trial, item.allocation) for item in placed if item.trial.kind == SCRIPT]
+            if scripts and self._places is not None:
+                following = {trial.id: numbers.get(trial.id, ("", 0))[1] + 1 for trial, _ in scripts}
+                self._places.opened(connection, scripts, following, now)
             gone.update({p.trial_id for p in placements} - mine)
             reach(Point.PLACE_BEFORE_COMMIT)
             return placed
@@ -277,6 +293,10 @@ class Placer:
         profiled = [trial.id for trial, _ in trials if trial.profile is not None]
         contents = jobs.contents_of(connection, profiled) if profiled else {}
         for trial, placement in trials:
+            if trial.kind == SCRIPT:
+                # What it runs is its own; nobody else can withdraw it.
+                candidates.append((trial, placement))
+                continue
             runner = (trial.project_id, trial.runner, trial.revision)
             if runner not in known:
                 known[runner] = runners.still_readable(connection, *runner)
@@ -344,5 +364,7 @@ def class_of(trial: Trial) -> TrialClass:
 
 def _sentence(placement: Placement, simulated: bool) -> str:  # noqa: FBT001 - said in the sentence
     indices = ", ".join(str(index) for index in placement.gpus)
+    if not placement.gpus:
+        return f"Placed on {placement.node}, without a GPU."
     label = " (simulated)" if simulated else ""
     return f"Placed on {placement.node}: {placement.model}{label} number {indices}."

@@ -7,7 +7,7 @@ crash between any two of its lines is repaired by the next step of the next proc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from trainshed.control.launching import (
 )
 from trainshed.control.placing import Placed, Placer
 from trainshed.control.preparing import Preparer
+from trainshed.control.scripts.scripts import Scripts
 from trainshed.control.snapshots import Snapshots, published_file
 from trainshed.control.training.gangs import Gangs
 from trainshed.control.unstarted import store_failed_starts
@@ -79,8 +80,10 @@ class Reconciler:
         *,
         pull_retries: int,
         gangs: Gangs | None = None,
+        scripts: Scripts | None = None,
     ) -> None:
         self._gangs = gangs
+        self._scripts = scripts
         self._database = database
         self._engine = engine
         self._content = content
@@ -111,7 +114,14 @@ class Reconciler:
         with self._database.read() as connection:
             self._placer.read_changes(connection)
             active = {trial.id: trial for trial in queue.active(connection) if trial.kind == moves.RUNNER}
-            unreleased = queue.unreleased(connection)
+            # What runs elsewhere holds nothing here; `Scripts` looks after it.
+            unreleased = [
+                a
+                for a in queue.unreleased(connection)
+                if a.parts is not None or a.engine == self._engine.name
+            ]
+            if self._scripts is not None:
+                self._take_routed(connection, self._scripts.routed())
         held = [
             Active(active[a.trial_id], a)
             for a in unreleased
@@ -124,8 +134,10 @@ class Reconciler:
         self._observe(held, changed, everything=everything)
         self._release([a for a in unreleased if a.state is not AllocationState.HELD and a.parts is None])
         placed, again = self._place(unreleased)
-        if placed:
-            self._launch([Active(item.trial, item.allocation) for item in placed])
+        runners = [Active(item.trial, item.allocation) for item in placed if item.trial.kind == moves.RUNNER]
+        if runners:
+            self._launch(runners)
+        self._again |= len(runners) < len(placed)
         return again or self._again or bool(self._collected or self._released)
 
     def _place(self, unreleased: Sequence[Allocation]) -> tuple[list[Placed], bool]:
@@ -136,6 +148,13 @@ class Reconciler:
         placed, again = self._placer.run(nodes, unreleased, self._gangs.holds(), self._gangs.reserved())
         # Before gangs look again: what the first Runner Trials wait for is not to be taken from them.
         return placed, self._gangs.keep(self._placer.reserved()) or again
+
+    def _take_routed(self, connection: Connection, routed: Collection[str]) -> None:
+        """Script Jobs that were routed to this machine wait among Runner Trials from now on."""
+        if fresh := [trial_id for trial_id in routed if trial_id not in self._placer]:
+            for trial in queue.by_id(connection, fresh).values():
+                if trial.state is State.QUEUED:
+                    self._placer.add(trial)
 
     def close(self) -> None:
         """Finish nothing more; what is under way is repeated by the next process."""

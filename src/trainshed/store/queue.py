@@ -1,6 +1,7 @@
 """What the controller reads: who waits, who is active, what is held.
 
-The queue is that of Runners; gangs have their own (`trainshed.store.gangs`).
+The queue is that of Runners and of script Jobs that were routed to this server's own machines; gangs have
+their own (`trainshed.store.gangs`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, bindparam, func, insert, select, update
+from sqlalchemy import BindParameter, Connection, and_, bindparam, func, insert, or_, select, update
 
 from trainshed.model.errors import Refusal
 from trainshed.model.states import ACTIVE, AllocationState, State
@@ -17,10 +18,24 @@ from trainshed.store.jobs import allocation_of, trial_of
 from trainshed.store.moves import RUNNER
 from trainshed.store.possession import prove
 from trainshed.store.records import Allocation, Trial
+from trainshed.store.script_tables import scripts
+from trainshed.store.scripts import SCRIPT
 from trainshed.store.tables import allocations, attempts, blobs, events, projects, trials
 
 _ACTIVE = tuple(str(state) for state in ACTIVE)
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
+
+# Who waits for a place here: the provider of a queued script Job is set once it is this server's own.
+_QUEUED_HERE = (
+    trials.c.state == State.QUEUED,
+    or_(
+        trials.c.kind == RUNNER,
+        and_(
+            trials.c.kind == SCRIPT,
+            trials.c.id.in_(select(scripts.c.trial_id).where(scripts.c.provider.is_not(None))),
+        ),
+    ),
+)
 
 # Statements are built once: building one costs several times what running it does.
 _NEWEST_EVENT = select(func.max(events.c.id))
@@ -60,12 +75,9 @@ TOUCH_SECONDS = 60.0
 
 
 def queued_after(connection: Connection, trial_id: str, limit: int) -> list[Trial]:
-    """Queued Trials of Runners with an id greater than ``trial_id``, by id."""
+    """Trials that wait for a place here with an id greater than ``trial_id``, by id."""
     rows = connection.execute(
-        select(trials)
-        .where(trials.c.state == State.QUEUED, trials.c.kind == RUNNER, trials.c.id > trial_id)
-        .order_by(trials.c.id)
-        .limit(limit),
+        select(trials).where(*_QUEUED_HERE, trials.c.id > trial_id).order_by(trials.c.id).limit(limit),
     )
     return [trial_of(row) for row in rows]
 
@@ -233,15 +245,11 @@ def mark_log_deleted(connection: Connection, attempt_id: str, *, at: float) -> N
 
 def queue_length(connection: Connection) -> int:
     return int(
-        connection.execute(
-            select(func.count())
-            .select_from(trials)
-            .where(trials.c.state == State.QUEUED, trials.c.kind == RUNNER)
-        ).scalar_one(),
+        connection.execute(select(func.count()).select_from(trials).where(*_QUEUED_HERE)).scalar_one(),
     )
 
 
 def queued_ids(connection: Connection) -> set[str]:
-    """Every Trial of a Runner that is queued now."""
-    queued = select(trials.c.id).where(trials.c.state == State.QUEUED, trials.c.kind == RUNNER)
+    """Every Trial that waits for a place here now."""
+    queued = select(trials.c.id).where(*_QUEUED_HERE)
     return set(connection.execute(queued).scalars())

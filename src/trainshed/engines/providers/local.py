@@ -245,10 +245,8 @@ def _status(seen: Observation) -> Status:
 
 
 def _how(ended: Exit) -> Phase:
-    if ended.ended_by in {EndedBy.TIMEOUT, EndedBy.NOT_STARTED}:
-        return Phase.LOST
-    if ended.code == 0:
-        return Phase.SUCCEEDED  # also one that had ended well when a stop reached it
     if ended.ended_by is EndedBy.STOP:
-        return Phase.CANCELLED
-    return Phase.LOST if ended.code is None else Phase.FAILED
+        return Phase.CANCELLED  # also one that saved and left with code zero when it was told
+    if ended.ended_by in {EndedBy.TIMEOUT, EndedBy.NOT_STARTED} or ended.code is None:
+        return Phase.LOST
+    return Phase.SUCCEEDED if ended.code == 0 else Phase.FAILED

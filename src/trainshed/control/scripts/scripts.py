@@ -1,0 +1,436 @@
+"""Script Jobs' part of the controller, put together (contract G).
+
+One Job is looked at by one thread at a time, step by step, from its rows; so everything here may be killed
+between any two instructions and goes on from the rows. The controller's thread only says whose turn it is,
+and gives those their place that run on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+import structlog
+
+from trainshed.content.blobs import BlobStore
+from trainshed.content.local import LocalContent
+from trainshed.control.background import Background
+from trainshed.control.finishing import Finisher
+from trainshed.control.scripts.book import Book
+from trainshed.control.scripts.bundles import Bundles
+from trainshed.control.scripts.checkpoints import Checkpoints
+from trainshed.control.scripts.choosing import Chooser
+from trainshed.control.scripts.delivering import Deliverer, Undelivered
+from trainshed.control.scripts.ending import Ender
+from trainshed.control.scripts.fetching import Fetcher
+from trainshed.control.scripts.ground import Ground, Look, ScriptWork, look_at
+from trainshed.control.scripts.launching import Launcher
+from trainshed.control.scripts.leaving import Leaver
+from trainshed.control.scripts.losing import Losses
+from trainshed.control.scripts.places import Places, room_of
+from trainshed.control.scripts.releasing import Releaser
+from trainshed.control.scripts.routing import RoutePlanner
+from trainshed.control.scripts.watching import Watcher, log_folder
+from trainshed.engines.contract import Engine, EngineError
+from trainshed.engines.providers.contract import Provider
+from trainshed.engines.providers.local import LocalProvider, Room
+from trainshed.jobkit import tree as folders
+from trainshed.model.ids import IdFactory
+from trainshed.model.resources import Node
+from trainshed.model.scripts.spec import LOCAL
+from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState, Note
+from trainshed.model.states import TERMINAL, State
+from trainshed.policy.effective import ServerPolicy
+from trainshed.policy.migration import (
+    CONSEQUENCES,
+    DELIVERY_PAUSES,
+    PROVISION_SECONDS,
+    QUEUE_SECONDS,
+    STALLED_SECONDS,
+    Consequence,
+)
+from trainshed.store import queue, script_work, scripts
+from trainshed.store.database import Connection, Database
+from trainshed.store.records import Allocation, Trial
+from trainshed.store.script_records import Script, ScriptAttempt
+
+_ROUNDS = 20
+"""Steps of one Job that follow one another at once."""
+_ASK_AGAIN_SECONDS = 10.0
+"""How often something is looked at that only a provider's answer moves on."""
+_LIVE_FETCH_SECONDS = 300.0
+"""How often checkpoints of a run that is elsewhere are fetched while it runs."""
+_DELIVERY_WINDOW_SECONDS = 3600.0
+"""After a restart, outputs of Jobs that ended so recently are delivered."""
+
+log = structlog.get_logger(__name__)
+
+
+class Scripts:
+    """Everything about script Jobs that the controller does. See `Controller` for who calls what."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what it works with
+        self,
+        work: ScriptWork,
+        database: Database,
+        home: Engine,
+        blobs: BlobStore,
+        content: LocalContent,
+        policy: ServerPolicy,
+        clock: Callable[[], float],
+        ids: IdFactory,
+        finisher: Finisher,
+        background: Background,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._background = background
+        self.places = Places(database)
+        providers: dict[str, Provider] = {}
+        if work.local:
+            providers[LOCAL] = LocalProvider(home, self._room, lambda: self.places.nodes)
+        providers |= work.providers
+        self._ground = ground = Ground(
+            database, clock, ids, blobs, content, policy, work, providers, home.name
+        )
+        self._bundles = Bundles(work.folder / "bundles")
+        self._fetcher = Fetcher(ground, work.folder / "fetched")
+        self._checkpoints = Checkpoints(ground)
+        self._losses = Losses(ground)
+        self._chooser = Chooser(ground, RoutePlanner(work.weights, work.grants))
+        self._launcher = Launcher(ground, self._bundles, self._checkpoints, self._losses)
+        self._watcher = Watcher(ground, self._losses)
+        self._leaver = Leaver(ground, self._watcher, self._checkpoints, self._fetcher)
+        self._ender = Ender(ground, self._watcher, self._checkpoints, self._fetcher)
+        self._deliverer = Deliverer(ground)
+        self._releaser = Releaser(ground, finisher, background)
+        self._book = Book(ground, background)
+        self._guard = threading.Lock()
+        self._due: dict[str, float] = {}
+        """When time alone makes something due, by Trial."""
+        self._settled: dict[str, tuple[object, ...]] = {}
+        """What a Trial looked like when nothing more was to be done for it at once."""
+        self._fetched_at: dict[str, float] = {}
+        self._deliveries: dict[str, tuple[int, float]] = {}
+        self._routed: set[str] = set()
+        self._recovered = False
+        self._nodes: tuple[Node, ...] | None = None
+
+    # The controller's thread
+
+    def read_nodes(self, nodes: Sequence[Node]) -> None:
+        """Take in what this machine has."""
+        self.places.nodes = nodes
+        if self._nodes != tuple(nodes):
+            self._nodes = tuple(nodes)
+            self._book.again(LOCAL)
+
+    def step(self, changed: set[str], *, everything: bool) -> bool:
+        """One look at all script Jobs; whether another step should follow at once.
+
+        ``changed`` are Attempts that may have news; ``everything`` asks providers too.
+        """
+        self._recover()
+        if everything:
+            self._book.look()
+        began = set(self._launcher.began())
+        with self._database.read() as connection:
+            waiting = scripts.unfinished(connection)
+            unreleased = queue.unreleased(connection)
+        now = self._clock()
+        running = {a.trial_id for a in unreleased if a.attempt_id in changed}
+        begun = [
+            trial.id
+            for trial, script in waiting
+            if self._is_due(trial, script, now, hinted=trial.id in running) and self._begin(trial.id)
+        ]
+        begun += [trial_id for trial_id in self._deliveries_due(now) if self._begin_delivery(trial_id)]
+        self._routed = {t.id for t, s in waiting if t.state is State.QUEUED and s.provider is not None}
+        if everything:
+            held = {a.attempt_id for a in unreleased}
+            self._forget_all_but({trial.id for trial, _ in waiting}, held, began)
+        self._releaser.step(unreleased)
+        return bool(begun)
+
+    def routed(self) -> set[str]:
+        """Trials that wait for a place on this machine, as of the last step."""
+        return self._routed
+
+    def next_at(self) -> float | None:
+        """When time alone makes something due (Unix seconds)."""
+        with self._guard:
+            due = [*self._due.values(), *(at for _, at in self._deliveries.values())]
+        asked = self._book.due()
+        return min(due + ([] if asked is None else [asked]), default=None)
+
+    def known_units(self) -> list[str]:
+        """Attempts that were opened beside the controller's thread and may hold content by now."""
+        return self._launcher.began()
+
+    def tidy(self, known: Collection[str]) -> None:
+        """Let go of folders of Attempts that hold nothing any more."""
+        self._bundles.remove_others(known)
+        self._fetcher.remove_others(known)
+
+    def forget(self, attempt_id: str) -> None:
+        """Delete the log of a run that was elsewhere (retention)."""
+        with self._database.read() as connection:
+            attempt = script_work.attempts_by_id(connection, [attempt_id]).get(attempt_id)
+        if attempt is not None and attempt.provider != LOCAL:
+            folders.remove(log_folder(self._ground, attempt))
+
+    def close(self) -> None:
+        """Begin nothing more; what is under way is repeated by the next process."""
+        self._ground.closing.set()
+        self._background.close()
+
+    def _recover(self) -> None:
+        """After a start: say of each Job that it goes on (k.4), and find outputs that were not delivered."""
+        if self._recovered:
+            return
+        now, work = self._clock(), self._ground.work
+
+        def store(connection: Connection) -> list[str]:
+            for trial, script in scripts.unfinished(connection):
+                if script.placements or script.word != "queued":
+                    said = f"The server was started again; the Job is {script.word} and goes on."
+                    scripts.note(connection, trial.id, Note.RECOVERED, said, at=now, actor="recovery")
+            since = now - _DELIVERY_WINDOW_SECONDS
+            return script_work.undelivered(connection, work.host, since=since) if work.deliver else []
+
+        for trial_id in self._database.write(store):
+            self._deliveries[trial_id] = 0, now
+        self._recovered = True
+
+    def _is_due(self, trial: Trial, script: Script, now: float, *, hinted: bool) -> bool:
+        with self._guard:
+            if hinted or self._settled.get(trial.id) != _face(trial, script):
+                return True
+            return self._due.get(trial.id, now) <= now
+
+    def _begin(self, trial_id: str) -> bool:
+        if not self._background.offers(trial_id):
+            return False
+        self._background.start(trial_id, partial(self._advance, trial_id))
+        return True
+
+    def _forget_all_but(self, trial_ids: set[str], attempt_ids: set[str], began: set[str]) -> None:
+        """What is remembered only saves work; of what ended it saves none."""
+        with self._guard:
+            for known in (self._due, self._settled):
+                for key in known.keys() - trial_ids:
+                    del known[key]
+            for key in self._fetched_at.keys() - attempt_ids:
+                del self._fetched_at[key]
+        self._watcher.forget_all_but(attempt_ids)
+        self._launcher.forget(began - attempt_ids)
+
+    def _room(self, attempt_id: str) -> Room:
+        with self._database.read() as connection:
+            held = next((a for a in queue.unreleased(connection) if a.attempt_id == attempt_id), None)
+        if held is None:
+            raise EngineError("LAUNCH_INVALID", f"{attempt_id} holds nothing here", retryable=False)
+        return room_of(self._ground, held, self.places.nodes)
+
+    # One Job, in an executor
+
+    def _advance(self, trial_id: str) -> bool:
+        """Do what is to be done for one Job until nothing follows at once."""
+        for _ in range(_ROUNDS):
+            look = self._look(trial_id)
+            if look is None:
+                return True
+            face = _face(look.trial, look.script), _live_face(look)
+            done = self._act(look)
+            after = self._look(trial_id)
+            if after is None or self._ground.closing.is_set():
+                return True
+            if (_face(after.trial, after.script), _live_face(after)) == face:
+                with self._guard:
+                    self._settled[trial_id] = _face(after.trial, after.script)
+                    self._set_due(after, done=done)
+                return True
+            if after.trial.state in TERMINAL:
+                self._after_end(after)
+                return True
+        return True
+
+    def _look(self, trial_id: str) -> Look | None:
+        with self._database.snapshot() as connection:
+            return look_at(connection, trial_id, self._clock())
+
+    def _act(self, look: Look) -> bool:
+        """The next step of a Job; whether it needs no other try soon."""
+        state = look.trial.state
+        if state is State.AWAITING_APPROVAL:
+            if look.asked and look.asked[-1].answer is None and look.asked[-1].expires_at <= look.now:
+                self._chooser.expire(look.trial.id)
+            return True
+        steps: dict[State, Callable[[Look], bool]] = {
+            State.QUEUED: self._route,
+            State.PREPARING: self._start,
+            State.RUNNING: self._run,
+            State.CHECKPOINTING: self._run,
+            State.MIGRATING: self._leaver.leave,
+            State.COLLECTING: self._ender.finish,
+            State.STOPPING: self._ender.stop,
+        }
+        step = steps.get(state)
+        return step is None or step(look)
+
+    def _route(self, look: Look) -> bool:
+        if look.script.provider is not None or (look.script.not_before or 0.0) > look.now:
+            return True
+        opened = self._chooser.choose(look.trial.id)
+        if opened is not None:
+            self.places.fresh.add(opened)
+        return True
+
+    def _start(self, look: Look) -> bool:
+        attempt = look.live
+        if attempt is None:
+            self._again(look)
+            return True
+        if attempt.state != AttemptState.SUBMITTING:
+            return not self._watcher.watch(look, attempt)
+        fresh = attempt.attempt_id in self.places.fresh
+        self.places.fresh.discard(attempt.attempt_id)
+        return self._launcher.launch(look, attempt, fresh=fresh)
+
+    def _again(self, look: Look) -> None:
+        """An Attempt is over and nothing of it ever began: the Job is queued again."""
+        attempt = look.last
+        assert attempt is not None  # noqa: S101 - it was placed
+        what = CONSEQUENCES["remote_not_found"]
+        said = (attempt.message or "it is gone").removeprefix(f"{attempt.provider}: ")
+        self._losses.before_start(look, attempt, Consequence(what.reason), said)
+
+    def _run(self, look: Look) -> bool:
+        attempt = look.live
+        if attempt is None:
+            return True
+        more = self._watcher.watch(look, attempt)
+        after = self._look(look.trial.id)
+        live = after.live if after else None
+        if after is None or live is None or after.trial.state not in {State.RUNNING, State.CHECKPOINTING}:
+            return True
+        self._take_in(after, live)
+        if after.trial.state is State.CHECKPOINTING:
+            self._watcher.end_stalled(after)
+        self._leaver.check(after, live)
+        return not more
+
+    def _take_in(self, look: Look, attempt: ScriptAttempt) -> None:
+        """Bring new checkpoints of a run here while it goes on, where that is possible."""
+        written = self._fetcher.here(attempt)
+        if written is None:
+            with self._guard:
+                last = self._fetched_at.setdefault(attempt.attempt_id, attempt.started_at or look.now)
+            if look.now - last < _LIVE_FETCH_SECONDS:
+                return
+            with self._guard:
+                self._fetched_at[attempt.attempt_id] = look.now
+            written = self._fetcher.files_of(attempt)
+            self._fetcher.again(attempt.attempt_id)
+        if written is not None:
+            self._leaver.take_in(look, attempt, written.checkpoints)
+
+    def _set_due(self, look: Look, *, done: bool) -> None:
+        """When time alone moves the Job on. Under the guard."""
+        due = self._next_due(look)
+        if not done:
+            again = look.now + _ASK_AGAIN_SECONDS
+            last = look.last
+            if last is not None and (retry := self._fetcher.next_try(last.attempt_id)) > look.now:
+                again = retry
+            due = again if due is None else min(due, again)
+        if due is None:
+            self._due[look.trial.id] = float("inf")
+        else:
+            self._due[look.trial.id] = due
+
+    def _next_due(self, look: Look) -> float | None:
+        state, script = look.trial.state, look.script
+        if state is State.QUEUED:
+            if script.provider is not None:
+                return None
+            return script.not_before or (script.waiting_since or look.now) + QUEUE_SECONDS
+        if state is State.AWAITING_APPROVAL:
+            return look.asked[-1].expires_at if look.asked else None
+        live = look.live
+        if live is None or live.state not in LIVE_ATTEMPTS:
+            return look.now + _ASK_AGAIN_SECONDS
+        provider = self._ground.providers.get(live.provider)
+        poll = look.now + (provider.capabilities().poll_interval_s if provider else _ASK_AGAIN_SECONDS)
+        moments = [poll]
+        if state is State.PREPARING and live.submitted_at is not None:
+            moments.append(live.submitted_at + PROVISION_SECONDS + 1)
+        if state is State.CHECKPOINTING:
+            moments.append(look.now + STALLED_SECONDS)
+        if (leaves := self._leaver.due(look, live)) is not None and leaves > look.now:
+            moments.append(leaves + 0.001)
+        return min(moments)
+
+    # Outputs
+
+    def _after_end(self, look: Look) -> None:
+        with self._guard:
+            self._due.pop(look.trial.id, None)
+            self._settled.pop(look.trial.id, None)
+            wanted = look.script.outputs_count is not None and self._deliverer.wanted(look.script.host)
+            began = bool(look.attempts) and any(each.started_at is not None for each in look.attempts)
+            if wanted and began and not look.script.outputs_fetched:
+                self._deliveries[look.trial.id] = 0, look.now
+
+    def _deliveries_due(self, now: float) -> list[str]:
+        with self._guard:
+            return [trial_id for trial_id, (_, at) in self._deliveries.items() if at <= now]
+
+    def _begin_delivery(self, trial_id: str) -> bool:
+        key = f"deliver {trial_id}"
+        if not self._background.offers(key):
+            return False
+        self._background.start(key, partial(self._deliver, trial_id))
+        return True
+
+    def _deliver(self, trial_id: str) -> bool:
+        tries = self._deliveries.get(trial_id, (0, 0.0))[0]
+        try:
+            self._deliverer.deliver(trial_id)
+        except Undelivered as problem:
+            if tries < len(DELIVERY_PAUSES):
+                with self._guard:
+                    self._deliveries[trial_id] = tries + 1, self._clock() + DELIVERY_PAUSES[tries]
+                return True
+            self._deliverer.note_failure(trial_id, str(problem))
+        with self._guard, contextlib.suppress(KeyError):
+            del self._deliveries[trial_id]
+        return True
+
+
+def _face(trial: Trial, script: Script) -> tuple[object, ...]:
+    """What of a Job tells that something happened to it."""
+    return (
+        trial.state,
+        script.phase,
+        script.word,
+        script.provider,
+        script.version,
+        script.not_before,
+        trial.stop_accepted_at,
+    )
+
+
+def _live_face(look: Look) -> tuple[object, ...]:
+    last = look.last
+    return () if last is None else (last.attempt_id, last.state, last.remote_ref)
+
+
+def held_here(unreleased: Sequence[Allocation], home: str) -> list[Allocation]:
+    """Allocations of this server's own machines, whose release its own engine proves."""
+    return [a for a in unreleased if a.engine == home or a.parts is not None]
+
+
+__all__ = ["ScriptWork", "Scripts", "held_here"]
