@@ -342,6 +342,23 @@ def test_c5_what_ends_soon_does_not_drive_the_reservation_of_the_head_elsewhere(
         assert [at for at, _ in world.decision.reservations[0].parts] == ["a"]
 
 
+def test_c5_a_head_without_gpus_waits_for_the_node_with_least_on_it_and_leaves_the_others_alone():
+    world = World([node("a"), node("b")])
+    for number in range(100):
+        world.run(f"a{number:02d}", _cpu(), [("a", ())])
+    world.run("b", _cpu(), [("b", ())])
+    whole = ReplicaNeed(Role.WORKER, 1, "c128", 1, Amounts(cpus=128, memory_mb=1024), None)
+    world.add("head", gang(choices=(Choice((whole,)),)), queued_at=0)
+    for number in range(40):
+        world.add(f"c{number:02d}", _cpu(), queued_at=1 + number)
+    started = world.step(0)
+    assert world.decision.reservations[0].parts == (("b", 1),)
+    assert len(started) == 28, "what runs without an end fills the other node"
+    assert {world.cluster.running[name].parts[0].node for name in started} == {"a"}
+    world.end("b")
+    assert world.step(1) == ["head"]
+
+
 def test_c5_priority_and_then_the_first_submission_decide():
     world = World([node("a")])
     world.add("late", gang(priority=500), queued_at=2)

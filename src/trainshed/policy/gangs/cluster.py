@@ -15,7 +15,7 @@ from trainshed.model.resources import Amounts
 from trainshed.policy.cluster import Held
 from trainshed.policy.gangs.candidates import Candidates
 from trainshed.policy.gangs.layout import Layout
-from trainshed.policy.gangs.openings import NOW, Ends, Gain, Openings, walk
+from trainshed.policy.gangs.openings import NOW, Ends, Gain, Openings, held_until, walk
 from trainshed.policy.gangs.quota import Ledger, QuotaTable
 from trainshed.policy.gangs.room import Room, mask_of
 from trainshed.policy.gangs.snapshot import (
@@ -336,21 +336,11 @@ class GangCluster:
                 continue
             held = 0
             if at == inf:
-                held, changes = self._held(number, kind, ends, now + unknown_seconds)
+                held, changes = held_until(self.room, number, kind, ends, now + unknown_seconds)
                 until = min(until, changes - unknown_seconds - _MARGIN)
             gains.append((NOW if at <= now else at, held, before - fit, number))
             before = fit
         return until, gains
-
-    def _held(self, number: int, kind: int, ends: Ends, soon: float) -> tuple[int, float]:
-        """GPUs of a kind that are not free soon, and the next end after that."""
-        mask, following = self.room.masks[number], inf
-        for end, _, gpus, _ in ends:
-            if end > soon:
-                following = end
-                break
-            mask |= gpus
-        return (self.layout.all_gpus[kind][number] & ~mask).bit_count(), following
 
     def ends(self, number: int, now: float) -> Ends:
         """What will leave a node and when; kept while nothing changes there and nothing is overdue."""

@@ -16,7 +16,7 @@ from trainshed.policy.gangs.room import Room
 from trainshed.policy.gangs.snapshot import Shape
 
 Gain = tuple[float, int, int, int]
-"""Time, GPUs still held then (where the time is unknown), minus the replicas gained, node."""
+"""Time, what is still held then (where the time is unknown), minus the replicas gained, node."""
 Ends = list[tuple[float, str, int, Amounts]]
 """``(time, id, GPUs as a mask, amounts)`` of everything that will leave a node, in order."""
 Step = tuple[float, int]
@@ -101,6 +101,21 @@ class Openings:
             del self._entries[bisect.bisect_left(self._entries, entry)]
         for entry in found[1]:
             bisect.insort(self._entries, entry)
+
+
+def held_until(room: Room, number: int, kind: int, ends: Ends, soon: float) -> tuple[int, float]:
+    """What a node has not free soon, GPUs of a kind or cores for one of CPUs, and the next end after that."""
+    mask, cpus, following = room.masks[number], room.cpus[number], inf
+    for end, _, gpus, amounts in ends:
+        if end > soon:
+            following = end
+            break
+        mask |= gpus
+        cpus += amounts.cpus
+    layout = room.layout
+    if layout.models[kind] is None:
+        return max(0, layout.nodes[number].node.amounts.cpus - cpus), following
+    return (layout.all_gpus[kind][number] & ~mask).bit_count(), following
 
 
 def walk(

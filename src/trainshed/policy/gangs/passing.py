@@ -10,7 +10,7 @@ from trainshed.model.resources import Amounts
 from trainshed.model.training.spec import ResourceType
 from trainshed.policy.gangs.candidates import Candidates
 from trainshed.policy.gangs.cluster import GangCluster
-from trainshed.policy.gangs.openings import Ends, Gain, Step, walk
+from trainshed.policy.gangs.openings import Ends, Gain, Step, held_until, walk
 from trainshed.policy.gangs.quota import CohortKey, Promise, QuotaTable
 from trainshed.policy.gangs.reservations import Bounds, Earliest, Spare, spare_of
 from trainshed.policy.gangs.room import mask_of, parts_of
@@ -419,13 +419,8 @@ class Pass:
         return self.now + self.rules.unknown_start_seconds
 
     def _held(self, node: int, kind: int) -> int:
-        """GPUs that are not free soon: what runs before the first in line does not drive it elsewhere."""
-        mask, soon = self.room.masks[node], self._soon
-        for end, _, gpus, _ in self._ends(node):
-            if end > soon:
-                break
-            mask |= gpus
-        return (self.layout.all_gpus[kind][node] & ~mask).bit_count()
+        """What is not free soon: what runs before the first in line does not drive it elsewhere."""
+        return held_until(self.room, node, kind, self._ends(node), self._soon)[0]
 
     def _openings(self, kind: int, shape: Shape) -> Sequence[Gain]:
         return self.cluster.openings(kind, shape, self.now, self.rules.unknown_start_seconds)

@@ -96,7 +96,7 @@ class Earliest:
         """``openings`` knows in order what fits on each node from when on, but for those ``apart``.
 
         These are bounded, or this pass has changed them: ``steps`` looks at one of them. ``left`` is what is
-        free on a node at a time, ``held`` its GPUs that are not free soon.
+        free on a node at a time, ``held`` what of it is not free soon.
         """
         self.layout = layout
         self.openings = openings
