@@ -6,6 +6,7 @@ An engine is admitted by a `Harness` that says how its programs behave as asked;
 
 from __future__ import annotations
 
+import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from support.terminals import ending
 from trainshed.engines import EndedBy, Engine, EngineError, Launch, Limits, Mount, Observation, Phase
 from trainshed.jobkit import frames
 
@@ -425,3 +427,43 @@ class EngineConformance:
         harness.engine.launch(launch)
         harness.until("attempt-1", SETTLED)
         assert written(harness.engine.logs("attempt-1").frames).endswith(b"\na.txt: one\n")
+
+    # Rule 20: shells
+
+    def test_C50_a_shell_beside_a_program_tells_its_exit_code_and_changes_nothing_of_the_attempt(
+        self, harness: Harness
+    ) -> None:
+        engine = harness.engine
+        with pytest.raises(EngineError) as caught:
+            engine.open_shell("attempt-1", rows=24, columns=80)
+        if engine.shells() is not None:
+            assert caught.value.code == "NOT_SUPPORTED_BY_ENGINE"
+            return
+        assert caught.value.code == "SHELL_UNAVAILABLE"
+        engine.launch(harness.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
+        harness.running("attempt-1")
+        for code in (7, 0):
+            shell = engine.open_shell("attempt-1", rows=24, columns=80)
+            os.write(shell.terminal, b"exit %d\n" % code)
+            assert ending(shell) == code
+            shell.close()
+        shell.close()
+        assert harness.observe("attempt-1").phase is Phase.RUNNING
+        engine.stop("attempt-1", grace_seconds=0)
+        exit_ = harness.until("attempt-1", SETTLED).exit
+        assert exit_ is not None
+        assert exit_.ended_by is EndedBy.STOP
+        with pytest.raises(EngineError, match="does not run"):
+            engine.open_shell("attempt-1", rows=24, columns=80)
+
+    def test_P6_a_shell_that_is_open_ends_with_its_attempt(self, harness: Harness) -> None:
+        engine = harness.engine
+        if engine.shells() is not None:
+            assert "Ray" in str(engine.shells())
+            return
+        engine.launch(harness.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
+        harness.running("attempt-1")
+        shell = engine.open_shell("attempt-1", rows=24, columns=80)
+        assert engine.release("attempt-1").confirmed
+        assert ending(shell) is None
+        shell.close()
