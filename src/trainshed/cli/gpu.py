@@ -14,6 +14,7 @@ from trainshed.cli.session import Session
 _HERE = "trainshed.cli"
 COMMANDS = {
     "bundle": (f"{_HERE}.gpu_bundle:bundle", "Show what of a folder would ship, and why the rest would not."),
+    "mcp": (f"{_HERE}.gpu_mcp:mcp", "Serve coding agents over standard input and output (MCP)."),
     "init": (f"{_HERE}.gpu_init:init", "Write a gpu.yaml from what the folder holds."),
 }
 

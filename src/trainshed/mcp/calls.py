@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ AGENT = "agent"
 _POLL_S = 10.0
 """How long one question to the server waits; progress is told between them (a.0.11)."""
 _LINE_CHARACTERS, _ALL_CHARACTERS = 2000, 60_000
-_RECENT = timedelta(hours=24)
+_RECENT_S = 24 * 3600.0
 _PROJECT_ARGUMENTS = (
     "script",
     "args",
@@ -194,9 +193,7 @@ class Calls:
     def _overview(self, *, verbose: bool) -> dict[str, Any]:
         client = self._client()
         active = client.scripts.list(active=True, limit=100).raw
-        since = (datetime.now(UTC) - _RECENT).isoformat()
-        newest = client.scripts.list(active=False, limit=100).raw["items"]
-        recent = [job for job in newest if (job.get("finished_at") or "") >= since[:19]]
+        recent = client.scripts.list(active=False, since=time.time() - _RECENT_S, limit=100).raw["items"]
         providers = client.providers.list().raw["items"]
         return overview(active["counts"], active["items"], recent, providers, verbose=verbose)
 

@@ -148,13 +148,13 @@ def _lines(client: Client, reference: str) -> Iterator[str]:
     """The log of a job of any kind, from its begin or from the last `_MOST_LINES`."""
     script = _script(client, reference)
     if script is not None:
-        since: str | None = "1:0"
-        while since is not None:
-            page = client.scripts.logs(reference, since=since).raw
-            yield from page["lines"]
-            following = page.get("next_since")
-            since = following if following != since and page["lines"] else None
-        return
+        since: str | None = None
+        while True:
+            page = client.scripts.logs(reference, since=since)
+            yield from page.lines
+            if not page.lines or page.next_since is None:
+                return
+            since = page.next_since
     for record in client.jobs.logs(reference, tail=_MOST_LINES):
         yield record.text
 

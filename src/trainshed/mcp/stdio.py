@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -50,6 +51,8 @@ async def serve() -> None:
 
 def main() -> None:
     """Run `serve`; Ctrl-C ends it quietly."""
+    # Whatever this process asks for is an agent's, also a call that does not say so (c.6).
+    os.environ["TRAINSHED_AGENT"] = "1"
     try:
         anyio.run(serve)
     except KeyboardInterrupt:
