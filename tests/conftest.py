@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 from sqlalchemy import create_engine
 
 from support import postgres as private_postgres
-from support.databases import KINDS
+from support.databases import KINDS, left_out
+from support.order import in_order
 from support.postgres import PrivateCluster
-from support.processes import strangers_of
+from support.processes import kill_programs, strangers_of
 from support.registry import Registry, missing_programs, running_registry
 from support.s3 import S3Server
 from support.server import ServerProcess
@@ -32,10 +34,17 @@ hypothesis.settings.load_profile(
 )
 
 _LEAVE_SECONDS = 10.0
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So does a shell start what runs in its background; what tests start would inherit it, and ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("starts_first") is None)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if twins := left_out(items):
+        config.hook.pytest_deselected(items=twins)
+        needless = {id(item) for item in twins}
+        items[:] = [item for item in items if id(item) not in needless]
+    items[:] = in_order(items)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -178,3 +187,5 @@ def _finish(request: pytest.FixtureRequest, servers: list[ServerProcess]) -> Non
             print(f"--- log of the server in {server.data} ---\n{server.tail()}")  # noqa: T201
         if server.running:
             server.stop()
+        if failed:
+            kill_programs(server.data)  # whoever broke off left them; they are not what the run fails for

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from support.databases import on_one_kind_of
 from support.deployment import empty
 from support.garbage import GRACE, PUBLISHER, REFUSED, Clock, rows, withdraw
 from support.rows import IDS, add_checkpoint, add_job, add_project
@@ -385,11 +386,9 @@ def quick_database(reused_database: Database, _migrated_sqlite: Path, request: A
         opened.close()
 
 
+@on_one_kind_of("reused_database")  # what differs between the kinds are races, not steps
 def test_nothing_needed_is_ever_missing(quick_database):
-    # What differs between the databases are races, not steps.
-    times = hypothesis_settings.default.max_examples // (2 if quick_database.dialect == "sqlite" else 20)
-
-    @hypothesis_settings(max_examples=times, deadline=None)
+    @hypothesis_settings(max_examples=hypothesis_settings.default.max_examples // 2, deadline=None)
     @given(st.lists(st.sampled_from(_ACTIONS), min_size=40, max_size=80))
     def interleave(actions: list[str]) -> None:
         Interleavings(quick_database).run(actions)

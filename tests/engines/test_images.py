@@ -23,6 +23,7 @@ from support.registry import FOREIGN, Registry, running_registry
 from support.waiting import wait_until
 from trainshed.engines import EngineError, Phase
 from trainshed.engines.local import ImageSettings, LocalEngine, drivers
+from trainshed.engines.local.images import _Preparation
 from trainshed.model.images import machine_architecture
 
 Progress = list[str]
@@ -31,18 +32,33 @@ Progress = list[str]
 # Pulling
 
 
+def _telling(said: Progress, say: Callable[[_Preparation, str], None]) -> Callable[[_Preparation, str], None]:
+    """``say`` that also keeps what is said."""
+
+    def telling(preparation: _Preparation, sentence: str) -> None:
+        said.append(sentence)
+        say(preparation, sentence)
+
+    return telling
+
+
 def test_E42_an_image_is_pulled_once_for_all_who_wait_for_it(
-    fresh: Callable[..., LocalEngine], registry: Registry, image_ground: ImageGround
+    fresh: Callable[..., LocalEngine],
+    registry: Registry,
+    image_ground: ImageGround,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, image = fresh(), image_ground.image
+    said: Progress = []
+    monkeypatch.setattr(_Preparation, "say", _telling(said, _Preparation.say))
     before = len(registry.requests())
     heard: list[Progress] = [[] for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda said: engine.prepare(image, said.append, lambda: False), heard))
     blobs = [line for line in registry.requests()[before:] if line.startswith("GET") and "/blobs/" in line]
     assert len(blobs) == len(set(blobs))
-    assert all(said and image in said[0] for said in heard)
-    assert any("MiB" in sentence for said in heard for sentence in said)
+    assert all(each and image in each[0] and set(each) <= set(said) for each in heard)
+    assert any("MiB" in sentence for sentence in said), "who looks late does not hear every sentence"
     before = len(registry.requests())
     engine.prepare(image, heard[0].append, lambda: False)
     fresh().prepare(image, heard[0].append, lambda: False)

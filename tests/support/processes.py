@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-_MARKS = (b"TRAINSHED_ATTEMPT_ID=", b"TRAINSHED_TEST_SERVER=")
+_ATTEMPT = b"TRAINSHED_ATTEMPT_ID="
+_MARKS = (_ATTEMPT, b"TRAINSHED_TEST_SERVER=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,14 @@ def strangers_of(folder: Path) -> list[Stranger]:
         if pid not in family and any(inside.search(fact) for fact in facts):
             found.append(Stranger(pid, directory_of(pid), command_of(pid)))
     return found
+
+
+def kill_programs(folder: Path) -> None:
+    """End by force the programs of Attempts, with their shims, that belong to the data of a server."""
+    for each in strangers_of(folder):
+        if any(entry.startswith(_ATTEMPT) for entry in environment_of(each.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
 
 
 def _ancestors() -> set[int]:

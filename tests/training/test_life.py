@@ -38,11 +38,43 @@ while not os.path.exists(f"{OUT}/{os.environ['CASE']}-end"):
     time.sleep(0.05)
 sys.exit(int(open(f"{OUT}/{os.environ['CASE']}-end").read()))
 """.replace("{OUT}", MOUNT)
+CPU = "c1m1"
 NOTICE = {"enabled": True, "timeout_seconds": 60}
 needs_ssh = pytest.mark.skipif(
     not (shutil.which("sshd", path="/usr/sbin:/usr/bin") and shutil.which("ssh") and linux.may_mount()),
     reason="needs OpenSSH's server and client, and the right to mount (scripts/install-ssh)",
 )
+METRICS = """
+import http.server, os, sys, threading, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        text = b"# TYPE train_loss gauge\\ntrain_loss 0.25\\n"
+        self.send_response(200); self.send_header("Content-Length", str(len(text))); self.end_headers()
+        self.wfile.write(text)
+        open("{OUT}/scraped-0", "w").write(self.path)
+    def log_message(self, *_): pass
+if os.environ["RANK"] == "0":
+    served = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+while not os.path.exists("{OUT}/metrics-end"):
+    time.sleep(0.05)
+os._exit(0)
+""".replace("{OUT}", MOUNT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def measured(live: Live) -> tuple[str, int]:
+    """A task with an endpoint, and its port. It begins first: its first sample takes 15 seconds."""
+    (live.volume / "metrics.py").write_text(METRICS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    job = live.create(
+        f"exec python3 {MOUNT}/metrics.py {port}",
+        workers=1,
+        instance={"specs": [CPU]},
+        metrics={"enabled": True, "endpoints": [{"port": port, "path": "/metrics"}]},
+    )
+    return job, port
 
 
 def test_T4_C15_a_command_arrives_byte_for_byte(live: Live) -> None:
@@ -115,9 +147,9 @@ def test_T7_C36_who_hears_it_and_hangs_is_killed_at_the_limit(live: Live) -> Non
 
 
 def _in_use(live: Live) -> int:
-    """Units of all specs that are held."""
+    """Units of specs with GPUs that are held."""
     pools = live.http.get("/v1/pools").json["items"]
-    return sum(row["in_use"] for pool in pools for row in pool["specs"])
+    return sum(row["in_use"] for pool in pools for row in pool["specs"] if row["spec"] != CPU)
 
 
 @needs_ssh
@@ -180,6 +212,29 @@ def test_C31_without_torch_the_check_fails_by_name_and_the_command_never_runs(li
     assert not (live.volume / "unchecked").exists()
 
 
+def test_C37_an_endpoint_is_scraped_and_who_finds_its_port_taken_says_so(
+    live: Live, measured: tuple[str, int]
+) -> None:
+    job, port = measured
+    assert live.file("scraped-0", 90).read_text() == "/metrics"
+
+    def samples() -> list[dict[str, Any]]:
+        answer = live.http.get(f"/v1/jobs/{job}/resource-metrics")
+        assert answer.status == 200, answer.body
+        return list(answer.json["items"])
+
+    def served() -> list[dict[str, Any]]:
+        return [each for each in samples() if each["endpoint"]]
+
+    [first, *_] = wait_until(served, 60, "a sample")
+    assert (first["replica"], first["values"]) == (0, {"train_loss": 0.25})
+    assert {each["replica"] for each in samples() if not each["endpoint"]} == {0, 1}, "the preset ones"
+    assert str(port) in live.told(job, "METRICS_PORT_TAKEN")[0]
+    (live.volume / "metrics-end").touch()
+    live.succeeded(job)
+    assert first in samples(), "still readable after the end"
+
+
 def test_T11_C27_gangs_that_each_fit_half_run_one_after_the_other_and_whole(live: Live) -> None:
     """Each wants all eight GPUs in two halves: were halves given out, each would wait for the other."""
     text = (
@@ -217,49 +272,3 @@ def test_C27_user_code_of_a_gang_does_not_run_while_a_part_of_it_cannot(live: Li
     (live.volume / "free-it").touch()
     live.succeeded(waiting)
     assert len(list((live.volume / "half").iterdir())) == 2
-
-
-def test_C37_an_endpoint_is_scraped_and_who_finds_its_port_taken_says_so(live: Live) -> None:
-    (live.volume / "metrics.py").write_text(METRICS)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    job = live.create(
-        f"exec python3 {MOUNT}/metrics.py {port}",
-        workers=1,
-        metrics={"enabled": True, "endpoints": [{"port": port, "path": "/metrics"}]},
-    )
-    assert live.file("scraped-0", 90).read_text() == "/metrics"
-
-    def samples() -> list[dict[str, Any]]:
-        answer = live.http.get(f"/v1/jobs/{job}/resource-metrics")
-        assert answer.status == 200, answer.body
-        return list(answer.json["items"])
-
-    def served() -> list[dict[str, Any]]:
-        return [each for each in samples() if each["endpoint"]]
-
-    [first, *_] = wait_until(served, 60, "a sample")
-    assert (first["replica"], first["values"]) == (0, {"train_loss": 0.25})
-    assert {each["replica"] for each in samples() if not each["endpoint"]} == {0, 1}, "the preset ones"
-    assert str(port) in live.told(job, "METRICS_PORT_TAKEN")[0]
-    (live.volume / "metrics-end").touch()
-    live.succeeded(job)
-    assert first in samples(), "still readable after the end"
-
-
-METRICS = """
-import http.server, os, sys, threading, time
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        text = b"# TYPE train_loss gauge\\ntrain_loss 0.25\\n"
-        self.send_response(200); self.send_header("Content-Length", str(len(text))); self.end_headers()
-        self.wfile.write(text)
-        open("{OUT}/scraped-0", "w").write(self.path)
-    def log_message(self, *_): pass
-if os.environ["RANK"] == "0":
-    served = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
-    threading.Thread(target=served.serve_forever, daemon=True).start()
-while not os.path.exists("{OUT}/metrics-end"):
-    time.sleep(0.05)
-os._exit(0)
-""".replace("{OUT}", MOUNT)

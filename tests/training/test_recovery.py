@@ -113,6 +113,40 @@ def test_T13_c8_a_worker_that_ends_long_after_the_master_ends_by_itself(live: Li
     assert (first["exit_code"], last["exit_code"]) == (0, 0)
 
 
+def test_C34_a_broken_gpu_is_closed_and_the_task_goes_on_without_it(own: Live) -> None:
+    text = f"{COUNTS}; echo $CUDA_VISIBLE_DEVICES > {MOUNT}/on-$RANK-$n; [ $n = 2 ] && exit; "
+    text += f"while [ ! -e {MOUNT}/broken ]; do sleep 0.1; done; exit 1"
+    job = own.create(
+        text,
+        workers=1,
+        env=case("broken"),
+        fault_tolerance={"enabled": True, "max_resubmissions": 0, "replace_node": True},
+    )
+    for rank in (0, 1):
+        own.file(f"on-{rank}-1")
+    held = [replica["gpu_indices"] for replica in own.task(job)["attempts"][0]["replicas"]]
+    bad = held[1][0]
+    (own.server.data / "local" / "faults").write_text(f"gpu:{bad} XID 79: it fell off the bus\n")
+    (own.volume / "broken").touch()
+    task = own.succeeded(job, 120)
+    assert causes(task) == ["initial", "node_replaced"]
+    assert classes(task) == ["machine", None]
+    assert task["resubmissions"] == 0
+    again = [replica["gpu_indices"] for replica in task["attempts"][1]["replicas"]]
+    assert [bad] not in again
+    assert in_order(own.codes(job), ["NODE_SUSPECTED", "NODE_REPLACED", "STARTED"])
+    assert "CORDONED" in own.codes(job)
+    assert "XID 79" in own.told(job, "NODE_SUSPECTED")[0]
+    [replaced] = own.told(job, "NODE_REPLACED")
+    assert replaced.startswith("Again on local without the GPUs that broke"), "there is no other node (c9)"
+    pools = own.http.get("/v1/pools").json["items"]
+    assert {row["cordoned"] for pool in pools for row in pool["specs"] if row["spec"] == "h100x1"} == {1}
+    refused = own.ask("true", instance={"specs": ["h100x8"]})
+    waits = own.task(refused.json["job_id"])
+    assert waits["state"] == "Queuing"
+    own.stop(refused.json["job_id"])
+
+
 def test_C14_the_next_try_finds_the_volume_and_nothing_else(live: Live, begun: dict[str, str]) -> None:
     task = live.succeeded(begun["scratch"], 120)
     assert causes(task) == ["initial", "auto_failure"]
@@ -150,37 +184,3 @@ def test_C35_three_exits_that_look_the_same_end_it_with_the_budget_unspent(
     assert len((live.volume / "loop-0").read_text().split()) == 3
     assert task["resubmissions"] < task["max_resubmissions"] == 50
     assert in_order(live.codes(begun["loop"]), ["RESUBMITTED", "RESUBMITTED", "CRASH_LOOP"])
-
-
-def test_C34_a_broken_gpu_is_closed_and_the_task_goes_on_without_it(own: Live) -> None:
-    text = f"{COUNTS}; echo $CUDA_VISIBLE_DEVICES > {MOUNT}/on-$RANK-$n; [ $n = 2 ] && exit; "
-    text += f"while [ ! -e {MOUNT}/broken ]; do sleep 0.1; done; exit 1"
-    job = own.create(
-        text,
-        workers=1,
-        env=case("broken"),
-        fault_tolerance={"enabled": True, "max_resubmissions": 0, "replace_node": True},
-    )
-    for rank in (0, 1):
-        own.file(f"on-{rank}-1")
-    held = [replica["gpu_indices"] for replica in own.task(job)["attempts"][0]["replicas"]]
-    bad = held[1][0]
-    (own.server.data / "local" / "faults").write_text(f"gpu:{bad} XID 79: it fell off the bus\n")
-    (own.volume / "broken").touch()
-    task = own.succeeded(job, 120)
-    assert causes(task) == ["initial", "node_replaced"]
-    assert classes(task) == ["machine", None]
-    assert task["resubmissions"] == 0
-    again = [replica["gpu_indices"] for replica in task["attempts"][1]["replicas"]]
-    assert [bad] not in again
-    assert in_order(own.codes(job), ["NODE_SUSPECTED", "NODE_REPLACED", "STARTED"])
-    assert "CORDONED" in own.codes(job)
-    assert "XID 79" in own.told(job, "NODE_SUSPECTED")[0]
-    [replaced] = own.told(job, "NODE_REPLACED")
-    assert replaced.startswith("Again on local without the GPUs that broke"), "there is no other node (c9)"
-    pools = own.http.get("/v1/pools").json["items"]
-    assert {row["cordoned"] for pool in pools for row in pool["specs"] if row["spec"] == "h100x1"} == {1}
-    refused = own.ask("true", instance={"specs": ["h100x8"]})
-    waits = own.task(refused.json["job_id"])
-    assert waits["state"] == "Queuing"
-    own.stop(refused.json["job_id"])
