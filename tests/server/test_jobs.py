@@ -210,7 +210,7 @@ def test_P10_the_controllers_reasons_reach_the_reader(sqlite_site: Site):
         found = site.get(f"/v1/trials/{trial.id}").json()["waiting"]
         return found if found["code"] == "GPUS_BUSY" else None
 
-    wait = wait_until(reason, 10, "the reader to look at the new reasons")
+    wait = wait_until(reason, 60, "the reader to look at the new reasons")
     assert "0 of 8 are free" in wait["message"]
     assert wait["estimated_start_at"].startswith("2027-01-15T08:01:00")
 

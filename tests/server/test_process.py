@@ -151,7 +151,7 @@ def test_bad_simulated_gpus_are_told_in_a_sentence(tmp_path: Path):
 
 
 def test_one_line_is_printed_when_it_answers_and_the_log_is_json(running: ServerProcess):
-    wait_until(lambda: '"event": "ready"' in running.tail(), 10)
+    wait_until(lambda: '"event": "ready"' in running.tail(), 60)
     lines = running.tail().splitlines()
     plain = [line for line in lines if not line.startswith("{")]
     assert plain == [f"Trainshed serves {running.url}"]
@@ -281,7 +281,7 @@ def test_a_full_disk_does_not_keep_the_server_from_starting(tmp_path: Path):
         refused = server.http().post("/v1/jobs", {**submission("true"), "request_id": "full"})
         assert (refused.status, refused.code) == (507, "STORAGE_FULL")
         (small / "fill").unlink()
-        wait_until(lambda: server.http().get("/readyz").status == 200, 10)
+        wait_until(lambda: server.http().get("/readyz").status == 200, 60)
         again = server.submit({"request_id": "after", "spec": submission("true")["spec"]})
         server.wait_for_release(again)
         assert server.stop() == 0
@@ -316,7 +316,7 @@ def not_ready(server: ServerProcess) -> dict[str, str]:
         checks = answer.json["checks"].items()
         return {name: said for name, said in checks if said != "ok"} if answer.status == 503 else {}
 
-    return wait_until(failing, 10)
+    return wait_until(failing, 60)
 
 
 def test_a_first_start_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path):

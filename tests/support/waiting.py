@@ -12,7 +12,7 @@ _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
 
 
-def wait_until(condition: Callable[[], T], timeout: float = 20.0, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], timeout: float = 60.0, what: str = "") -> T:
     """The first truthy answer of ``condition``, asked again with growing pauses.
 
     Fails with ``what`` was awaited and the last answer after ``timeout`` seconds.
