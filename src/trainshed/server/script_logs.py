@@ -84,16 +84,20 @@ def _forward(tries: Sequence[Output], number: int, wanted: Wanted) -> shapes.Scr
     size = 0
     while True:
         output = next(each for each in tries if each.row.number == number)
-        if place == 0 and number > tries[0].row.number:
-            lines.append(f"--- attempt {output.row.number} on {output.row.provider} ---")
+        # Said with the first line: whoever reads on from the begin of an Attempt was not told yet.
+        begins = place == 0 and number > tries[0].row.number
         with LogReader(output.files) as reader:
             for line in _lines(reader, _position(place), ended=output.ended):
                 if line.text is not None:
                     if len(lines) >= wanted.limit or (lines and size + len(line.text) > MAX_CHARS):
                         return _log(output, lines, place, 0, tries, finished=False)
+                    if begins:
+                        lines.append(f"--- attempt {output.row.number} on {output.row.provider} ---")
+                    begins = False
                     lines.append(line.text)
                     size += len(line.text)
-                place = _offset(line.next)
+                if not begins:
+                    place = _offset(line.next)
             done = reader.ended or output.ended
         following = next((each.row.number for each in tries if each.row.number > number), None)
         if not done or alone or following is None:

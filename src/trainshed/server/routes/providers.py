@@ -23,6 +23,7 @@ routes = Routes("providers")
 
 _REFRESH = Param("refresh", {"type": "string", "enum": ["1"]}, "Ask the providers now.")
 T = TypeVar("T")
+_USABLE = frozenset({"ok", "unknown"})
 _UNITS = {"gpu_hours": "GPU-hours", "credits": "credits", "usd": "USD"}
 
 
@@ -138,8 +139,9 @@ def _quota(connection: Connection, planner: RoutePlanner, name: str, now: float)
             observed_at=g_time_text(newest.observed_at),
         )
     state = store.state_of(connection, name)
+    unusable = state.message if state and state.health not in _USABLE else None
     if ledger is None:
-        detail = (state.message if state else None) or "no limit is known"
+        detail = unusable or "no limit is known"
         return shapes.Quota(
             provider=name,
             used=None,
@@ -158,7 +160,7 @@ def _quota(connection: Connection, planner: RoutePlanner, name: str, now: float)
         unit="gpu_hours",
         resets_at=g_time(ledger.resets_at),
         source=source,
-        detail=ledger.detail,
+        detail=unusable or ledger.detail,
         observed_at=g_time(ledger.observed_at),
     )
 
