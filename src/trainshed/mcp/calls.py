@@ -27,6 +27,7 @@ Progress = Callable[[float, float, str], None]
 AGENT = "agent"
 _POLL_S = 10.0
 """How long one question to the server waits; progress is told between them (a.0.11)."""
+_PAUSE_S = 0.25
 _LINE_CHARACTERS, _ALL_CHARACTERS = 2000, 60_000
 _RECENT_S = 24 * 3600.0
 _PROJECT_ARGUMENTS = (
@@ -173,7 +174,9 @@ class Calls:
         found = self._client().scripts.get(given["ref"]).raw
         if given["wait_s"]:
             before = found["job"]["state"]
-            self._waited(ask, found["job"], given["wait_s"], lambda job: job["state"] != before)
+            self._waited(
+                ask, found["job"], given["wait_s"], lambda job: _ended(job) or job["state"] != before
+            )
             found = self._client().scripts.get(given["ref"]).raw
         if given["verbose"]:
             return with_guidance(
@@ -246,12 +249,17 @@ class Calls:
             if left <= 0:
                 break
             ask.progress(seconds - left, seconds, f"{job['state']}")
-            job = (
-                self._client()
-                .scripts.get(job["short_id"], wait_s=min(left, _POLL_S), version=job["version"])
-                .raw["job"]
-            )
+            asked, wait = time.monotonic(), min(left, _POLL_S)
+            known = job["version"]
+            job = self._client().scripts.get(job["short_id"], wait_s=wait, version=known).raw["job"]
+            if job["version"] == known and time.monotonic() - asked < _PAUSE_S:
+                # Nothing new will come by itself, of a Job that has ended say.
+                time.sleep(min(left, _PAUSE_S))
         return job
+
+
+def _ended(job: Mapping[str, Any]) -> bool:
+    return job["state"] in TERMINAL_WORDS
 
 
 def _settled(job: Mapping[str, Any]) -> bool:
