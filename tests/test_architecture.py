@@ -91,7 +91,7 @@ def test_jobkit_needs_nothing_but_the_standard_library():
 
     What the program itself brings is asked for where its lack is an answer, never while a module loads.
     """
-    of_the_program = {"precheck.py": {"torch"}, "ray_capture.py": {"ray"}}
+    of_the_program = {"precheck.py": {"torch"}, "ray_capture.py": {"ray"}, "ray_load.py": {"ray"}}
     for path in modules(PACKAGE / "jobkit"):
         for module in imported(path):
             top = module.split(".")[0]

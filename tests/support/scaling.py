@@ -22,7 +22,7 @@ def scaling_task(
     **changes: Any,
 ) -> TaskSpec:
     """A Ray task that scales between ``least`` and ``most`` workers of one GPU."""
-    own = Autoscaling(True, least, most, 60, mode)
+    own = Autoscaling(enabled=True, min=least, max=most, idle_timeout_seconds=60, mode=mode)
     return task(kind=Kind.RAY, cmd="python main.py", workers=workers, autoscaling=own, **changes)
 
 

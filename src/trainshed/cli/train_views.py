@@ -50,6 +50,19 @@ def place_text(row: Document) -> str | None:
     return " / ".join(str(row[key]) for key in ("region", "cluster", "pool") if row.get(key)) or None
 
 
+def scaling_text(row: Document) -> str | None:
+    """How many workers a cluster has that follows its load (C51)."""
+    own = row.get("scaling")
+    if not own:
+        return None
+    span = f"{own['min']} to {own['max']}"
+    if own.get("workers") is None:
+        return span
+    wanted = "" if own.get("wanted") is None else f"; the load wants {own['wanted']}"
+    waits = own.get("waits_for")
+    return f"{own['workers']} of {span}{wanted}" + (f" ({waits['code']})" if waits else "")
+
+
 def position_text(row: Document) -> str | None:
     """The place in the queue, and within the project."""
     position, own = row.get("position"), row.get("position_in_project")
@@ -224,6 +237,7 @@ TASK = Fields(
         ("priority", "priority"),
         ("instance spec", "chosen_spec"),
         ("size", lambda row: hardware_text(row.get("totals"))),
+        ("workers", scaling_text),
         ("price an hour", lambda row: price_text(row.get("totals"))),
         ("labels", lambda row: row.get("labels") or None),
         ("resubmissions", resubmissions_text),

@@ -87,7 +87,8 @@ def _counted(each: Any) -> list[object]:
 
 def _is_free(request: Any) -> bool:
     """Whether any worker would do: no label is asked for, which a new one need not have."""
-    return not len(getattr(request, "label_selectors", ()))
+    # There is always one, mostly without constraints; older Ray has none.
+    return not any(each.label_constraints for each in getattr(request, "label_selectors", ()))
 
 
 def _strategy(details: str) -> str:

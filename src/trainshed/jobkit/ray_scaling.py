@@ -54,6 +54,8 @@ class Scaler:
         self._said: tuple[int, list[int]] | None = None
         self._said_at = 0.0
         self._count = 0
+        self._not_workers = {config["head"]}
+        """Addresses of the head and of workers that were let go."""
         self._going: tuple[int, str] | None = None
         """The worker that was asked to take nothing more, and its node."""
         self._drain_at = 0.0
@@ -103,8 +105,11 @@ class Scaler:
         self._since = {rank: self._since.get(rank, now) for rank in present}
         shape, most = self._settings["shape"], self._settings["most"]
         more = ray_demand.missing(state, shape, max(0, most - len(present)))
+        # A node is Ray's before its worker says that it joined.
+        there = {node["address"] for node in state["nodes"] if node["status"] in ray_demand.LIVE}
+        coming = there - self._not_workers - set(present.values())
         # What waits for a moment only is no load.
-        wanted = len(present) + min(more, self._before)
+        wanted = min(most, len(present) + len(coming) + min(more, self._before))
         self._before = more
         self.say(wanted, present, now)
         if more == 0 and len(present) > self._settings["least"] and self._going is None:
@@ -153,7 +158,7 @@ class Scaler:
             self._drain_at = time.monotonic() + _NO_DRAIN_SECONDS
             return
         present = self._present()
-        present.pop(going[0], None)
+        self._not_workers.add(present.pop(going[0], ""))
         # Before it ends: what ended without being said counts as lost with its task.
         self.say(len(present), present, time.monotonic(), at_once=True)
         self._dismiss(going[0])

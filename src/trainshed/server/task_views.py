@@ -9,10 +9,13 @@ from math import ceil
 from typing import Any
 
 from trainshed.control.training.frozen import spec_of
+from trainshed.control.training.holding import parts_of
+from trainshed.control.training.scaling import bounds_of, scaling_of, workers_of
 from trainshed.model.errors import Refusal
-from trainshed.model.states import WAITING, State
+from trainshed.model.states import WAITING, AllocationState, State
 from trainshed.model.training.spec import ResourceType
 from trainshed.model.training.words import Detail, shown_state
+from trainshed.policy.gangs.growth import Scaling
 from trainshed.policy.gangs.queue import TIERS
 from trainshed.policy.gangs.snapshot import GangReason, GangWait
 from trainshed.policy.gangs.words import sentence
@@ -151,6 +154,7 @@ class TaskViews:
             failure=_failure(trial, attempts),
             shares=tasks.shares_of(self._connection, trial.id),
             retained_until=iso_or_none(task.retained_until),
+            scaling=scaling_view(task, trial, held),
             events_url=f"/v1/tasks/{task.name}/events",
             logs_url=f"/v1/tasks/{task.name}/logs",
         )
@@ -161,9 +165,12 @@ class TaskViews:
         if place is None or found is None:
             held = jobs.allocations_of(self._connection, [trial.id])[trial.id]
             word = shown(task, trial, held, self._now).word
+            more = scaling_view(task, trial, held)
+            waits = None if more is None else more.waits_for
+            said = f"{task.name} does not wait: it is {word}."
             return shapes.Why(
-                code=None,
-                message=f"{task.name} does not wait: it is {word}.",
+                code=None if waits is None else waits.code,
+                message=said if waits is None else f"{said} {waits.message}",
                 position=None,
                 position_in_project=None,
                 queue_length=None,
@@ -283,6 +290,28 @@ class TaskViews:
     def _attempts(self, rows: Sequence[Attempt]) -> list[shapes.TaskAttempt]:
         members = tasks.replicas_of(self._connection, [row.id for row in rows])
         return [_attempt(row, members[row.id]) for row in rows]
+
+
+def scaling_view(task: Task, trial: Trial, held: Sequence[Allocation]) -> shapes.TaskScaling | None:
+    """The size of a cluster that follows its load (C51)."""
+    bounds = bounds_of(spec_of(task))
+    if bounds is None:
+        return None
+    now = next((each for each in held if each.state is AllocationState.HELD), None)
+    there = frozenset() if now is None else workers_of(parts_of(now))
+    known = scaling_of(task.scaling) if now is not None else Scaling()
+    waits = None
+    if known.waits and trial.state is State.RUNNING:
+        message = f"Its load wants {known.wanted} workers; one more has to wait: {known.why}."
+        waits = Reason(code=known.waits, message=message)
+    return shapes.TaskScaling(
+        min=bounds.least,
+        max=bounds.most,
+        workers=None if now is None else len(there),
+        joined=None if known.wanted is None else len(there & known.joined),
+        wanted=known.wanted,
+        waits_for=waits,
+    )
 
 
 def reason_words(found: Answer) -> Reason:

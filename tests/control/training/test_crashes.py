@@ -11,11 +11,12 @@ import pytest
 
 from support.deployment import crashing_at, empty
 from support.gangs import GangDeployment, catalog, task
+from support.scaling import driver_ends, head_says, leave, running, workers
 from trainshed.control.crashpoints import Point
 from trainshed.engines.fake import Script
 from trainshed.model.states import State
 from trainshed.model.training.catalog import ANY, Volume
-from trainshed.model.training.spec import Mount, MountType, ResourceType
+from trainshed.model.training.spec import Autoscaling, Kind, Mount, MountType, ResourceType
 from trainshed.store.database import Database
 
 P = Point
@@ -32,6 +33,15 @@ _COMMON = {
     P.GANG_RELEASE_AFTER_CLEANUP,
     P.GANG_RELEASE_BEFORE_COMMIT,
     P.GANG_RELEASE_AFTER_COMMIT,
+}
+_SCALING = {
+    P.GANG_GROW_BEFORE_COMMIT,
+    P.GANG_GROW_AFTER_COMMIT,
+    P.GANG_JOIN_AFTER_ENGINE,
+    P.GANG_JOIN_AFTER_LAUNCH,
+    P.GANG_LEAVE_AFTER_ENGINE,
+    P.GANG_LEAVE_BEFORE_COMMIT,
+    P.GANG_LEAVE_AFTER_COMMIT,
 }
 _NOTICE = {P.GANG_NOTICE_BEFORE_COMMIT, P.GANG_NOTICE_AFTER_COMMIT, P.GANG_NOTICE_AFTER_ENGINE}
 
@@ -63,7 +73,7 @@ def _succeeds(d: GangDeployment) -> list[str]:
 
 def _resubmits(d: GangDeployment) -> list[str]:
     job = _once(d, number=0, workers=1, tries=1)
-    d.settle(job, pause=5.0)
+    d.settle(job, pause=25.0)
     return [job]
 
 
@@ -75,8 +85,8 @@ def _preempts(d: GangDeployment) -> list[str]:
         d.pass_time(700.0)
         d.step()
     winner = _once(d, number=1, resource_type=ResourceType.RESERVED, specs=["h100x4"], max_run_seconds=60)
-    d.settle(winner, pause=5.0)
-    d.settle(victim, pause=20.0)
+    d.settle(winner, pause=10.0)
+    d.settle(victim, pause=200.0)
     return [victim, winner]
 
 
@@ -88,7 +98,29 @@ def _stops(d: GangDeployment) -> list[str]:
     return [job]
 
 
+def _scales(d: GangDeployment) -> list[str]:
+    own = Autoscaling(enabled=True, min=1, max=2, idle_timeout_seconds=60)
+    job = _once(d, number=0, kind=Kind.RAY, cmd="python main.py", workers=1, autoscaling=own)
+    d.run_until(lambda: d.trial(job).state not in {State.QUEUED, State.PREPARING})
+
+    def said() -> int:
+        return len(d.world.attempts[d.units(job)[0]].script.reports)
+
+    if said() == 0:
+        head_says(d, job, 2, [1])
+    d.run_until(lambda: said() > 1 or running(d, job) == [1, 3])
+    if said() == 1:
+        leave(d, job, 3)
+    d.run_until(lambda: workers(d, job) == [1])
+    if said() == 2:
+        head_says(d, job, 1, [1])
+        driver_ends(d, job)
+    d.settle(job)
+    return [job]
+
+
 STORIES = {
+    "scales": Story(_scales, _COMMON | _SCALING, Script(start_after=1.0, run_seconds=None)),
     "succeeds": Story(_succeeds, _COMMON | {P.GANG_PREPARE_AFTER_CONTENT}),
     "resubmits": Story(_resubmits, _COMMON, Script(run_seconds=100.0, code=1)),
     "preempts": Story(_preempts, _COMMON | _NOTICE, Script(run_seconds=None, saves_for=20.0)),

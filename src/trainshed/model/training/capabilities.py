@@ -66,7 +66,6 @@ CAPABILITIES: Mapping[Engine, Mapping[str, Capability]] = MappingProxyType(
         Engine.LOCAL: _table(
             replace_node=(_PYTORCH, "there is one machine: the faulty GPU is cordoned instead"),
             mounts=(BOTH_KINDS, "bind mounts where the system has namespaces, else symbolic links"),
-            autoscaling=(_NEITHER, "a gang's members are launched together: none joins a cluster that runs"),
         ),
         Engine.RAY: _table(
             image=(BOTH_KINDS, _OWN_IMAGE),

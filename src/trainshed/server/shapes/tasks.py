@@ -162,6 +162,17 @@ class TaskTotals(Shape):
     price_per_hour: list[Price] | None
 
 
+class TaskScaling(Shape):
+    """How many workers a Ray task has that follows its load, and how many that calls for (C51)."""
+
+    min: int
+    max: int
+    workers: int | None = Field(description="That hold something now; null while it does not run.")
+    joined: int | None = Field(description="Of these, in its cluster as its head said last.")
+    wanted: int | None = Field(description="That the load calls for; null until its head says so.")
+    waits_for: Reason | None = Field(description="Why there is not one more although the load wants that.")
+
+
 class Task(TaskSummary):
     """A task as it is now."""
 
@@ -176,6 +187,7 @@ class Task(TaskSummary):
     failure: TaskFailure | None
     shares: list[str]
     retained_until: Time | None
+    scaling: TaskScaling | None = Field(description="Null unless its cluster follows the load (C51).")
     events_url: str
     logs_url: str
 
