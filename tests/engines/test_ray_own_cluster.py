@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,8 @@ def test_C7_an_image_without_ray_fails_before_user_code(
 ) -> None:
     env = {**ENVIRONMENT, "PATH": bare_python()}
     launches = ray_launches(local.engine, tmp_path / "files", "echo ran", ["local"] * 2, env=env)
+    # The others look for a head that will not come, and are killed after their grace.
+    launches = [replace(each, stop_grace_seconds=2.0) for each in launches]
     local.engine.launch_many(launches)
     head, worker, submitter = settled(local, launches)
     assert head.exit is not None

@@ -69,7 +69,7 @@ def test_a_read_that_waits_for_more_ends_with_its_key(site: Site):
     cursor = site.get(f"/v1/jobs/{job_id}/logs", key=key).json()["next_cursor"]
     timer = threading.Timer(0.3, revoke, (site, key))
     timer.start()
-    answer = site.get(f"/v1/jobs/{job_id}/logs?wait=20&cursor={cursor}", key=key)
+    answer = site.get(f"/v1/jobs/{job_id}/logs?wait=4&cursor={cursor}", key=key)
     timer.join()
     assert (answer.status_code, answer.json()["code"]) == (401, "AUTHENTICATION_REQUIRED")
 
