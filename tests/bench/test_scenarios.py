@@ -51,6 +51,7 @@ def tiny(bench):
         "artifacts",
         "content",
         "republish",
+        "repack",
         "mount",
         "command_line",
         "memory",
@@ -89,4 +90,4 @@ def test_a_verdict_says_by_how_much_a_budget_was_missed(bench):
 
 
 def test_the_test_covers_every_scenario(bench):
-    assert len(bench.SCENARIOS) == 14
+    assert len(bench.SCENARIOS) == 15
