@@ -151,8 +151,12 @@ def open_site(
     registries: RegistryClient | None = None,
     alone: bool = False,
     public_url: str | None = None,
+    personal: bool | None = None,
 ) -> Iterator[Site]:
-    """A site; with ``registries`` its engine is one that runs images."""
+    """A site; with ``registries`` its engine is one that runs images.
+
+    ``personal``: whether a yes to a question needs a code; by default on SQLite, as in a real server.
+    """
     clock = Clock()
     data.mkdir(exist_ok=True)
     blobs = FolderBlobStore(data / "content")
@@ -180,7 +184,9 @@ def open_site(
         scripts=ScriptServices(
             accept=ScriptAcceptance(database, blobs, lambda: PROVIDERS, clock, IDS),
             operations=ScriptOperations(database, clock),
-            approving=Approving(database, clock, personal=database.dialect == "sqlite"),
+            approving=Approving(
+                database, clock, personal=database.dialect == "sqlite" if personal is None else personal
+            ),
             secrets=SecretKeeper(database, seal, clock),
         ),
         log_files=lambda attempt_id: log_files(data / "local", attempt_id),
