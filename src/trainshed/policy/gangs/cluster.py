@@ -83,6 +83,8 @@ class GangCluster:
         self._openings: dict[tuple[int, Shape, float], Openings] = {}
         self._ever: dict[tuple[int, Shape], int] = {}
         self._facts: dict[GangClass, Facts] = {}
+        self.known = object()
+        """Another one once `facts` may say something else."""
         self._looks: dict[tuple[int, str, frozenset[str]], int] = {}
         self._impossible: dict[int, tuple[Group, int] | None] = {}
         self._ledger: Ledger | None = None
@@ -114,7 +116,7 @@ class GangCluster:
         self._cordoned = cordoned
         self._move(layout, old_numbers, stay)
         if not known or layout.order != before.order:
-            self._facts = {}
+            self._facts, self.known = {}, object()
         if not known:
             self._openings, self._ever, self._looks = {}, {}, {}
         for number, old in enumerate(stay):

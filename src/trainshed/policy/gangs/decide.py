@@ -35,8 +35,8 @@ from trainshed.policy.gangs.snapshot import (
     Snapshot,
     Waiting,
 )
+from trainshed.policy.gangs.standing import FULL, Standing
 
-_FULL = (GangWait.WAITING_FOR_RESOURCES, GangWait.FRAGMENTED)
 _STARTS = GangReason(GangWait.PENDING_EVALUATION)
 _SEVERITY = {code: number for number, code in enumerate(GangWait)}
 
@@ -90,6 +90,7 @@ class _Decider:
         planned = sorted(queue.planned.values(), key=rank)
         self.state = Pass(cluster, quotas, now, rules, kept)
         self.plans = Plans(self.state, queue, planned)
+        self.standing = Standing(self.state, self.plans)
         self.returned: list[tuple[Rank, GangLine, int]] = []
         self.own_reasons: dict[str, GangReason] = {}
 
@@ -105,7 +106,7 @@ class _Decider:
             if len(state.reasons) >= self.rules.explained and not any(state.room.gpus):
                 rest = GangReason(GangWait.WAITING_FOR_RESOURCES, pool=waiting.key.pool)
                 break
-            reason = self._known(waiting) or self._try(waiting)
+            reason = self.standing.reason(line, waiting) or self._try(waiting)
             if reason is None or waiting.id in self.plans.active:
                 if number + 1 < len(line.entries):
                     self._again(line, number + 1)
@@ -162,15 +163,6 @@ class _Decider:
             self.state.start(waiting, admission)
             self.plans.done(waiting.id)
 
-    def _known(self, waiting: Waiting) -> GangReason | None:
-        """Why a task waits, where trying it would change nothing."""
-        if waiting.key.held is not None:
-            return None
-        reason = self.state.stands(waiting)
-        if reason is not None and reason.code in _FULL and self.plans.possible(waiting.key):
-            return None
-        return reason
-
     def _try(self, waiting: Waiting) -> GangReason | None:
         """Start a task, or say why not, having done for it what can be done."""
         key, state = waiting.key, self.state
@@ -180,14 +172,14 @@ class _Decider:
         if admission is not None:
             state.start(waiting, admission)
             return None
-        may = reason.code in _FULL or reason.code is GangWait.WAITING_FOR_QUOTA
+        may = reason.code in FULL or reason.code is GangWait.WAITING_FOR_QUOTA
         if may and self.plans.possible(key):
             for number in self._allowed(waiting):
                 if self.plans.make(waiting, number):
                     return None
         if reason.code is GangWait.WAITING_FOR_QUOTA:
             return state.promise(waiting, reason)
-        if reason.code in _FULL:
+        if reason.code in FULL:
             return state.reserve(waiting, reason, self._allowed(waiting))
         return reason
 

@@ -24,6 +24,7 @@ from trainshed.policy.gangs.snapshot import (
     GangWait,
     Group,
     Kept,
+    LineKey,
     Part,
     Shape,
     SourceUnits,
@@ -60,10 +61,12 @@ class Pass:
         self.delayed: dict[int, dict[str, float]] = {}
         """Node -> id -> until when its place will really be taken: what victims leave is held."""
         self.next_at: float | None = None
-        self._promises: dict[tuple[str, ...], Promise] = {}
-        self._pots_promised = False
-        self._reserved_kinds: set[int] = set()
-        self._failed: dict[int, tuple[float, float, GangReason]] = {}
+        self.promises: dict[tuple[str, ...], Promise] = {}
+        self.pots_promised = False
+        self.promised_claims: set[int] = set()
+        """Those on units of which some are promised."""
+        self.reserved_kinds: set[int] = set()
+        self.failed: dict[int, tuple[float, float, GangReason]] = {}
         self._candidates: dict[str, Candidates] = {}
         self._capacities: dict[tuple[str, Choice], dict[str, int]] = {}
 
@@ -98,13 +101,13 @@ class Pass:
         facts = self.cluster.facts(key)
         if self.cluster.most_of(key, number) is not None:
             return self.impossible(key, number)
-        reason = self._no_units(key, number)
+        reason = self.no_units(key, number)
         end = self.end_of(key)
-        if reason is None and self._promises:
-            reason = self._promised(waiting, number, end)
+        if reason is None and self.promises:
+            reason = self.promised(waiting, number, end)
         if reason is not None:
             return reason
-        known = self._failed.get(facts.looks[number])
+        known = self.failed.get(facts.looks[number])
         if known is not None and known[0] <= end and known[1] <= waiting.queued_at:
             return known[2]
         choice = key.choices[number]
@@ -112,7 +115,7 @@ class Pass:
         placed = self.room.place(key.pool, choice, bounds)
         if placed is None:
             reason = self._shortage(key, choice, bounds)
-            self._failed[facts.looks[number]] = (end, waiting.queued_at, reason)
+            self.failed[facts.looks[number]] = (end, waiting.queued_at, reason)
             return reason
         sources = self.sources(key, choice)
         if isinstance(sources, GangReason):
@@ -120,29 +123,7 @@ class Pass:
             return sources
         return parts_of(self.layout, choice, placed), sources
 
-    def stands(self, waiting: Waiting) -> GangReason | None:
-        """Why a task may not start, where `place` and `reserve` would only say again what they said before.
-
-        That is where an equal task found no room, its quota is not what it lacks, and what it waits for is
-        reserved already. ``None``: it must be tried.
-        """
-        key = waiting.key
-        if len(key.choices) != 1:
-            return None
-        facts = self.cluster.facts(key)
-        known = self._failed.get(facts.looks[0])
-        if known is None or known[1] > waiting.queued_at:
-            return None
-        end = self.end_of(key)
-        if known[0] > end or self._no_units(key, 0) is not None:
-            return None
-        if self._promises and self._promised(waiting, 0, end) is not None:
-            return None
-        if known[2].code is GangWait.BEHIND or len(self.reservations) >= self.rules.max_reservations:
-            return known[2]
-        return known[2] if any(kind in self._reserved_kinds for kind in facts.kinds[0]) else None
-
-    def _no_units(self, key: GangClass, number: int) -> GangReason | None:
+    def no_units(self, key: GangClass, number: int) -> GangReason | None:
         """Why the quotas do not let a choice start; fast where they do."""
         special = key.idle_supplement or key.resource_type is ResourceType.IDLE
         if self.future is self.real and not special and self.real.has(key, number):
@@ -192,7 +173,7 @@ class Pass:
         for part in admission.parts:
             self.occupy(part, admission.id, end)
         for line, units in key.lines[admission.choice]:
-            promise = self._promises.get(line)
+            promise = self.promises.get(line)
             if promise is not None:
                 promise.take(units, end)
         self.admissions.append(admission)
@@ -223,7 +204,7 @@ class Pass:
         line = line_key(key, reason.spec)
         row = self.real.table.row(line)
         units = reason.requested
-        if row is None or line in self._promises:
+        if row is None or line in self.promises:
             return reason
         left = self.real.left(line, guarantee=key.guarantee)
         at = self.now
@@ -240,25 +221,31 @@ class Pass:
                 break
             at, left = end, left + back
         at = at if left >= units else inf
-        promise = self._promises[line] = Promise(waiting.id, at, max(0, left - units))
+        promise = self._keep(line, Promise(waiting.id, at, max(0, left - units)))
         if row.cohort is not None and self.real.own_left(line) < units:
             # What it lacks is lent to others: nobody borrows more of it meanwhile.
-            self._promises.setdefault((row.cohort, *line[1:], ""), Promise(waiting.id, promise.at, 0))
-            self._pots_promised = True
+            self.promises.setdefault((row.cohort, *line[1:], ""), Promise(waiting.id, promise.at, 0))
+            self.pots_promised = True
         return _until(reason, at)
 
-    def _promised(self, waiting: Waiting, number: int, end: float) -> GangReason | None:
+    def _keep(self, line: LineKey, promise: Promise) -> Promise:
+        self.promises[line] = promise
+        claim = self.real.table.claim
+        self.promised_claims |= {claim(line, guarantee=True), claim(line, guarantee=False)}
+        return promise
+
+    def promised(self, waiting: Waiting, number: int, end: float) -> GangReason | None:
         """Whether the task would take what is promised to one that comes first."""
         key = waiting.key
         for line, units in key.lines[number]:
             spec = line[3]
-            promise = self._promises.get(line)
+            promise = self.promises.get(line)
             if promise is not None and promise.id != waiting.id and not promise.allows(units, end):
                 return self._behind(key, promise.id, promise.at, spec, units)
-            row = self.real.table.row(line) if self._pots_promised else None
+            row = self.real.table.row(line) if self.pots_promised else None
             if row is not None and row.cohort is not None:
                 pot: CohortKey = (row.cohort, *line[1:])
-                promise = self._promises.get((*pot, ""))
+                promise = self.promises.get((*pot, ""))
                 borrowed = units - max(0, self.real.own_left(line))
                 if (
                     promise is not None
@@ -342,7 +329,7 @@ class Pass:
                 best = (found[0], number, found[1])
         if best is None:
             return reason
-        self._reserved_kinds |= kinds
+        self.reserved_kinds |= kinds
         at, number, nodes = best
         # Each group alone fits now, but not all together: then these nodes empty first.
         whole = at > self.now
@@ -368,14 +355,14 @@ class Pass:
     def _promise_units(self, waiting: Waiting, number: int, at: float) -> None:
         """Keep the units of a task that has a reservation."""
         for line, units in waiting.key.lines[number]:
-            if line not in self._promises and self.real.table.row(line) is not None:
+            if line not in self.promises and self.real.table.row(line) is not None:
                 spare = self.real.left(line, guarantee=waiting.key.guarantee) - units
-                self._promises[line] = Promise(waiting.id, at, max(0, spare))
+                self._keep(line, Promise(waiting.id, at, max(0, spare)))
 
     def _reservable(self, key: GangClass, allowed: Iterable[int]) -> set[int]:
         """The kinds that a task could wait for, unless another one waits for one of them already."""
         of = self.cluster.facts(key).kinds
-        reserved = self._reserved_kinds
+        reserved = self.reserved_kinds
         if reserved and any(kind in reserved for number in allowed for kind in of[number]):
             return set()
         return {kind for number in allowed for kind in of[number]}

@@ -12,9 +12,13 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from trainshed.model.training.spec import ResourceType
 from trainshed.policy.gangs.snapshot import GangClass, Waiting
+
+if TYPE_CHECKING:
+    from trainshed.policy.gangs.standing import Notes
 
 Rank = tuple[int, int, float, str]
 """Lower goes first: tier of the resource type, priority, first submission, id."""
@@ -47,13 +51,15 @@ def rank(waiting: Waiting) -> Rank:
 class GangLine:
     """The waiting tasks of one class, first come first."""
 
-    __slots__ = ("entries", "key", "place")
+    __slots__ = ("entries", "key", "notes", "place")
 
     def __init__(self, key: GangClass) -> None:
         self.key = key
         self.place = (TIERS[key.resource_type], -key.priority)
         self.entries: list[tuple[float, str]] = []
         """``(queued at, id)``, ascending."""
+        self.notes: Notes | None = None
+        """What passes remember of the class."""
 
 
 class GangQueue:

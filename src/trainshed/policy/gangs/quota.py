@@ -263,9 +263,13 @@ class Ledger:
 
     def has(self, key: GangClass, number: int) -> bool:
         """Whether the quotas have enough for a choice; the fast half of `check`, for tasks without idle."""
+        return self.covers(self.table.claims(key)[number])
+
+    def covers(self, claims: Iterable[tuple[int, int]]) -> bool:
+        """Whether what is left of the quotas is enough for the units of each claim."""
         left = self._left
         there = len(left)
-        for claim, units in self.table.claims(key)[number]:
+        for claim, units in claims:
             known = left[claim] if claim < there else None
             if units > (self._at(claim) if known is None else known):
                 return False
