@@ -161,3 +161,12 @@ def test_the_hubs_own_library_is_used_where_it_is_installed(tmp_path, start):
     assert done.code == 0
     said = json.loads((tmp_path / "work" / "data" / "set" / "said").read_text())
     assert said == ["owner/set", "dataset", COMMIT, ["train", "train/*"], False]
+
+
+def test_a_library_that_fails_is_done_without(tmp_path, start):
+    library = tmp_path / "packages" / "huggingface_hub.py"
+    library.parent.mkdir()
+    library.write_text("def snapshot_download(repo_id): pass\n")
+    done = run(tmp_path, start(), "hf://datasets/owner/set", PYTHONPATH=str(library.parent))
+    assert done.code == 0
+    assert json.loads(done.lines[-1]) == {name: len(data) for name, data in FILES.items()}

@@ -71,6 +71,17 @@ def test_a_bar_that_is_slow_is_shown_without_waiting_for_the_next():
     assert log.text == b"start\n 1%\n 2%\n"
 
 
+def test_bars_below_one_another_are_bars():
+    log = Log()
+    for n in range(1000):
+        log.relay.feed(b"\r outer 1/9\n\r inner %d/1000\x1b[A" % n)
+        log.now += 0.01
+    log.over(b"\nover\n")
+    assert log.text.endswith(b"over\n")
+    assert log.text.count(b"\n") < 10
+    assert b"\x1b" not in log.text
+
+
 def test_lines_that_end_as_on_windows_are_lines():
     assert Log().over(b"one\r\ntwo\r", b"\nthree\r\n") == b"one\ntwo\nthree\n"
 

@@ -187,6 +187,24 @@ def test_what_a_program_leaves_running_does_not_hold_the_runner_up(work):
     assert gone(int(done.lines[0]))
 
 
+def test_what_a_program_lets_go_does_not_stay_behind_as_zombies(work):
+    work.script(
+        "import os, subprocess, time\n"
+        "for _ in range(20): subprocess.run(['sh', '-c', 'true &'], check=True)\n"
+        "def zombies():\n"
+        "    found = 0\n"
+        "    for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "        try: fields = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()\n"
+        "        except OSError: continue\n"
+        "        found += fields[0] == 'Z' and int(fields[1]) == os.getppid()\n"
+        "    return found\n"
+        "until = time.monotonic() + 20\n"
+        "while zombies() and time.monotonic() < until: time.sleep(0.05)\n"
+        "print(zombies())\n"
+    )
+    assert work.run().lines == ["0"]
+
+
 def test_a_runner_that_is_killed_leaves_no_program_behind(work):
     process = work.script("import os\nprint(os.getpid())\n" + LIVES + FOR_EVER).start()
     assert process.stdout is not None
@@ -204,6 +222,7 @@ def test_a_runner_is_known_to_live_by_its_lock(work):
     second = work.run()
     assert second.code == 90
     assert "another runner works in this folder" in second.text
+    assert not (work.path / ".gpu" / "exit.json").exists()
     process.terminate()
     assert finish(process).code == 143
 

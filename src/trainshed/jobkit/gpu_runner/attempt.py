@@ -34,10 +34,10 @@ def run(work: str) -> int:
     course = _Course(jobs.place(work, os.environ), stop)
     try:
         course.run()
-    except jobs.Broken as problem:
-        course.fail(str(problem))
     except environments.Stopped:
         course.code = _STOPPED
+    except jobs.Broken as problem:
+        course.fail(str(problem))
     except Exception as problem:  # noqa: BLE001 - whatever it was, the record must say it
         course.stage = "internal"
         course.fail(f"the runner failed: {type(problem).__name__}: {problem}")
@@ -55,7 +55,8 @@ class _Course:
         self._script_ended: float | None = None
         self._stopped = False
         self._checkpoint: int | None = None
-        self._lock: int | None = None
+        self._foreign = False
+        """The folder is another runner's, and so is the exit record in it."""
         self.stage = "start"
         self.code = jobs.ENVIRONMENT_FAILED
         self.signal: int | None = None
@@ -64,6 +65,8 @@ class _Course:
     def fail(self, message: str) -> None:
         """Nobody's program is to blame."""
         self.code, self.message = jobs.ENVIRONMENT_FAILED, message
+        if self._stop.asked and self.stage != "internal":
+            self.code = _STOPPED  # it failed because it was told to
         say.note(message)
 
     def run(self) -> None:
@@ -91,13 +94,14 @@ class _Course:
 
     def _hold(self) -> None:
         """Be known to live, for as long as we do."""
-        self._lock = os.open(self._place.state(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(self._place.state(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self._foreign = True
             raise jobs.Broken("another runner works in this folder") from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, b"%d\n" % os.getpid())
+        os.ftruncate(lock, 0)
+        os.write(lock, b"%d\n" % os.getpid())
 
     def _enter(self, stage: str) -> None:
         if self._stop.asked:
@@ -149,19 +153,22 @@ class _Course:
             "script_seconds": seconds,
             "checkpoint": self._checkpoint,
         }
-        times = {"started_at": self._began, "finished_at": time.time()}
+        if not self._foreign:
+            self._write({"version": 1, **record, "started_at": self._began, "finished_at": time.time()})
+        say.wire("exit", record)
+        return self.code
+
+    def _write(self, record: dict[str, object]) -> None:
         path = self._place.state(EXIT)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path + ".part", "w", encoding="utf-8") as file:
-                json.dump({"version": 1, **record, **times}, file)
+                json.dump(record, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.rename(path + ".part", path)
         except OSError as problem:
             say.note(f"the exit record could not be written: {problem}")
-        say.wire("exit", record)
-        return self.code
 
 
 def _variables(place: Place, environment: Environment, cwd: str, *, resumed: bool) -> dict[str, str]:

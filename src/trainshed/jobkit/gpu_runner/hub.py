@@ -94,7 +94,7 @@ def _reason(problem: Exception) -> str:
 
 
 def _by_library(address: Address, part: str, token: str | None) -> bool:
-    """Fetch with the hub's own library; false where that is not here."""
+    """Fetch with the hub's own library; false where that is not here, or could not."""
     try:
         library = importlib.import_module("huggingface_hub")
     except Exception:  # noqa: BLE001 - whatever ails an installed library, we do without it
@@ -110,7 +110,10 @@ def _by_library(address: Address, part: str, token: str | None) -> bool:
             token=token or False,
         )
     except Exception as problem:  # noqa: BLE001 - the library's errors are of many kinds
-        raise OSError(str(problem)) from None
+        say.note(f"huggingface_hub could not fetch it ({problem}); trying plain HTTPS")
+        shutil.rmtree(part, ignore_errors=True)
+        os.makedirs(part)
+        return False
     return True
 
 

@@ -17,6 +17,8 @@ from trainshed.jobkit.gpu_runner import say
 PROGRESS_SECONDS = 5.0
 _LONGEST = 1 << 16
 """Bytes of one line; what is longer is broken."""
+_UP = b"\x1b[A"
+"""Moves the cursor up: how bars below one another go back to their line."""
 _MARK = say.PREFIX + b"{"
 _BURST, _PER_SECOND = 100.0, 10.0
 """Lines with metrics that are passed on at once, and for ever; between them the newest values wait."""
@@ -76,6 +78,11 @@ class Relay:
                 self._latest = _newest(drawn) or self._latest
                 self._bar = True
             return newest
+        if _UP in line:
+            self._latest = _newest(line.replace(_UP, b"")) or self._latest
+            self._bar = True
+            self._show_now_and_then()
+            return b""
         text = _newest(line) if self._bar or b"\r" in line else line
         text = text or self._latest
         if text or not self._bar:  # the text of a bar may have been shown already

@@ -37,7 +37,8 @@ _PRCTL = _prctl()
 
 
 def _die_with_parent() -> None:
-    """In the new process: a runner that is killed leaves no program behind."""
+    """In the new process: a runner that is killed leaves no program behind. We ignore SIGHUP, it does not."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if _PRCTL is not None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -169,6 +170,7 @@ class _Course:
         ready = select.select(waited, (), (), seconds)[0]
         if self._stop.fd in ready:
             self._stop.drain()
+            _reap(self._process.pid)
         if self._reader in ready:
             self._take()
         self._relay.tick()
@@ -207,7 +209,7 @@ class _Course:
         _kill(group, signal.SIGKILL)
         for child in _children():
             os.kill(child, signal.SIGKILL)  # ours, and not taken leave of: there is such a process
-        _reap()
+        _reap(0)
         until = time.monotonic() + _REST_SECONDS
         while self._open and time.monotonic() < until and self._take():
             pass
@@ -221,7 +223,7 @@ def _kill(group: int, number: int) -> None:
 
 
 def _lives(group: int) -> bool:
-    _reap()
+    _reap(0)
     try:
         os.killpg(group, 0)
     except OSError:
@@ -229,11 +231,16 @@ def _lives(group: int) -> bool:
     return True
 
 
-def _reap() -> None:
-    """Take leave of what has ended; the program itself was before."""
+def _reap(program: int) -> None:
+    """Take leave of what came to us when its parent ended, and has ended; not of the program itself."""
+    if _PRCTL is None:
+        return  # nothing comes to us
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid == program:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
     except OSError:
         pass
 

@@ -21,6 +21,8 @@ _LOOK_SECONDS = 0.5
 _WAIT_SECONDS = 30.0
 """How long an entry may take to be left alone; the others are then taken without it."""
 _TRIES = 3
+_REST_SECONDS = 60.0
+"""After what could not be stored, before it is tried again."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Sync:
         self._fenced = False
         self._said = ""
         self._last = time.monotonic()
+        self._rest_until = self._last
         self.stored: store.Stored | None = None
 
     def start(self) -> None:
@@ -84,6 +87,8 @@ class Sync:
 
     def _watch(self) -> None:
         while not self._over.wait(_LOOK_SECONDS) and not self._fenced:
+            if time.monotonic() < self._rest_until:
+                continue
             asked = self._asked()
             if asked is not None:
                 self._round("requested", asked)
@@ -174,6 +179,7 @@ class Sync:
         say.note(f"checkpoints are not stored any more: {problem}")
 
     def _complain(self, problem: Exception) -> None:
+        self._rest_until = time.monotonic() + _REST_SECONDS
         text = f"a checkpoint could not be stored: {problem}"
         if text != self._said:
             say.note(text)
