@@ -5,7 +5,6 @@ Nothing here talks to a server. A project that nobody touched is packed again wi
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainshed.model.scripts.document import to_document
 from trainshed.model.scripts.faults import SpecError, shown
 from trainshed.model.scripts.gpu_yaml import FILE_NAME, Wishes, read_arguments, read_gpu_yaml
+from trainshed.model.scripts.hosts import MACHINE_IDS, host_of
 from trainshed.model.scripts.merge import Merged, merge
 from trainshed.model.scripts.spec import MAX_BUNDLE_BYTES, Bundle, Deps, ScriptSpec
 from trainshed.sdk.packing.contents import PackedTree, Progress, pack_tree
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 MAX_WARNINGS, MAX_WARNING_CHARS = 6, 300
 _BIGGEST = 5
 _NAMED = 3
-_MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 @dataclass(slots=True)
@@ -195,14 +194,14 @@ def _spec(asked: Asked, found: Examined, started: Started) -> ScriptSpec:
 
 def host() -> str:
     """This machine, by a hash of its id; empty where it has none."""
-    for path in _MACHINE_IDS:
+    for path in MACHINE_IDS:
         try:
             with open(path, "rb") as file:
-                found = file.read(256).strip()
+                found = host_of(file.read(256))
         except OSError:
             continue
         if found:
-            return hashlib.sha256(b"trainshed host\0" + found).hexdigest()[:32]
+            return found
     return ""
 
 

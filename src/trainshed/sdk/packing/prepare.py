@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainshed.sdk.client import Client
     from trainshed.sdk.packing.contents import Progress
 
-SOURCES = ("agent", "user")
+SOURCES = ("agent", "api", "cli", "shell", "user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ def prepare(
     """Pack the project and bring to the server what that lacks; without a client nothing is sent.
 
     ``arguments`` are the inputs of `gpu_submit` that say what is run (a.1); those that are ``None`` count as
-    not given. ``source`` says who asks, ``agent`` or ``user``. Raises `InvalidSpec` before anything is sent,
+    not given. ``source`` says who asks (`SOURCES`). Raises `InvalidSpec` before anything is sent,
     then what uploads raise.
     """
     if source not in SOURCES:
-        raise ValueError(f"source is agent or user, not {source!r}")
+        raise ValueError(f"source is one of {', '.join(SOURCES)}, not {source!r}")
     packed = pack(project_dir, arguments)
     uploaded = None if client is None else packed.upload(client, progress)
     return Prepared(packed.spec, packed.summary, source, uploaded, packed)
