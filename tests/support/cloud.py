@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.deployment import FakeDeployment, fleet
+from support.deployment import Deployment, FakeDeployment, LocalDeployment, fleet
 from support.scripts import add_script, script_spec
+from trainshed.content.logs import LogReader
 from trainshed.control.scripts.ground import Look, ScriptWork, look_at
 from trainshed.engines.fake import Script as LocalCourse
 from trainshed.engines.providers.contract import Capabilities, GpuOffer
@@ -59,39 +60,26 @@ class Tale:
         return self.look.attempts
 
 
-class CloudDeployment(FakeDeployment):
-    """A controller with one provider elsewhere, and this machine where ``local`` says so."""
+class WithScripts(Deployment):
+    """What people do with script Jobs, and what there is then."""
 
-    def __init__(self, database: Database, root: Path, *, local: bool = False, **options: Any) -> None:
-        self.clouds: dict[str, RemoteWorld] = {
-            CLOUD: RemoteWorld(
-                capabilities=Capabilities(max_concurrency=4, poll_interval_s=5.0),
-                offers=(GpuOffer("T4", 16.0), GpuOffer("P100", 16.0)),
-            )
-        }
-        self.clouds |= options.pop("clouds", {})
+    clouds: dict[str, RemoteWorld]
+    has_local = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
         self.secrets: dict[str, str] = {}
-        self.has_local = local
         self._submitted = 0
-        options.setdefault("nodes", (fleet(2),))
-        self._root = root
-        super().__init__(database, root, **options)
-
-    @property
-    def cloud(self) -> RemoteWorld:
-        return self.clouds[CLOUD]
+        super().__init__(*args, **options)
 
     def boot(self) -> None:
         self.options["scripts"] = ScriptWork(
-            folder=self._root / "scripts",
-            logs=self._root / "engines",
+            folder=self.root / "scripts",
+            logs=self.root / "engines",
             open_secrets=lambda _connection, _script, names: {
                 name: self.secrets[name] for name in names if name in self.secrets
             },
             host=HOST,
-            providers={
-                name: FakeProvider(name, world, lambda: self.world.now) for name, world in self.clouds.items()
-            },
+            providers={name: FakeProvider(name, world, self.now) for name, world in self.clouds.items()},
             local=self.has_local,
             deliver=True,
             grants={},
@@ -203,6 +191,38 @@ class CloudDeployment(FakeDeployment):
         }
 
 
+class CloudDeployment(WithScripts, FakeDeployment):
+    """A controller with one provider elsewhere, and this machine where ``local`` says so."""
+
+    def __init__(self, database: Database, root: Path, *, local: bool = False, **options: Any) -> None:
+        known = RemoteWorld(
+            capabilities=Capabilities(max_concurrency=4, poll_interval_s=5.0),
+            offers=(GpuOffer("T4", 16.0), GpuOffer("P100", 16.0)),
+        )
+        self.clouds = {CLOUD: known} if (given := options.pop("clouds", None)) is None else given
+        self.has_local = local
+        options.setdefault("nodes", (fleet(2),))
+        super().__init__(database, root, **options)
+
+    @property
+    def cloud(self) -> RemoteWorld:
+        return self.clouds[CLOUD]
+
+
+class LocalScripts(WithScripts, LocalDeployment):
+    """Packed projects as real programs on this machine, in real time."""
+
+    def __init__(self, database: Database, root: Path, **options: Any) -> None:
+        self.clouds = {}
+        super().__init__(database, root, **{"gpus": 1, **options})
+
+    def log(self, trial_id: str) -> list[str]:
+        """What the newest Attempt printed, the runner's lines among it."""
+        attempt = self.tale(trial_id).attempts[-1].attempt_id
+        with LogReader(self.engine.logs(attempt)) as reader:
+            return [record.data.decode() for record in reader.records()]
+
+
 def runs(seconds: float | None = 60.0, **course: Any) -> Course:
     """A run that takes its time and writes one file."""
     return Course(
@@ -230,5 +250,15 @@ def store_files(number: int, at: float, files: Mapping[str, bytes], step: int | 
     }
 
 
-__all__ = ["CloudDeployment", "Course", "LocalCourse", "Tale", "runs", "store_files", "tables", "wire"]
+__all__ = [
+    "CloudDeployment",
+    "Course",
+    "LocalCourse",
+    "LocalScripts",
+    "Tale",
+    "runs",
+    "store_files",
+    "tables",
+    "wire",
+]
 Make = Callable[..., CloudDeployment]

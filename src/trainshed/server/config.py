@@ -20,6 +20,7 @@ from trainshed.content.local import DEFAULT_CACHE_BYTES
 from trainshed.control.training.catalogs import TrainingRules
 from trainshed.engines import local as engines
 from trainshed.engines.local import DEFAULT_USER, Isolation
+from trainshed.engines.providers.registry import PROVIDERS
 from trainshed.model.images import DOCKER_HUB, RegistryRules, host_fault, parse_mirror, place_fault
 from trainshed.policy.effective import ServerPolicy
 from trainshed.server.limits import Action, Rate
@@ -44,6 +45,10 @@ def _setting(
 
 def _registry_fault(text: str) -> str | None:
     return host_fault(text) if text else None
+
+
+def _provider_fault(text: str) -> str | None:
+    return None if text in PROVIDERS else f"must be one of {', '.join(sorted(PROVIDERS))}"
 
 
 def _public_url_fault(text: str) -> str | None:
@@ -243,6 +248,16 @@ class SecretSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ProviderSettings:
+    """``[providers]``: where packed projects (``gpu run``) may run."""
+
+    local: bool = _setting(True, "Whether they may run on the controller's own machine.")  # noqa: FBT003 - a default
+    use: tuple[str, ...] = _setting(
+        (), "Notebook providers to use: `kaggle`, `colab`.", check=_provider_fault
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings that a file can hold."""
 
@@ -256,6 +271,7 @@ class Config:
     content: ContentSettings = field(default_factory=ContentSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     secrets: SecretSettings = field(default_factory=SecretSettings)
+    providers: ProviderSettings = field(default_factory=ProviderSettings)
 
     @property
     def bodies(self) -> BodyLimits:

@@ -21,6 +21,7 @@ from trainshed.control.controller import Controller
 from trainshed.control.images import ImageFreezer
 from trainshed.control.scripts.accept import ScriptAcceptance
 from trainshed.control.scripts.approving import Approving
+from trainshed.control.scripts.ground import ScriptWork
 from trainshed.control.scripts.operations import ScriptOperations
 from trainshed.control.scripts.routing import known_capabilities
 from trainshed.control.scripts.secrets import SecretKeeper
@@ -52,6 +53,7 @@ from trainshed.server.limits import RateLimiter
 from trainshed.server.metrics import HttpMetrics, gpu_metrics
 from trainshed.server.outlook import OutlookReader
 from trainshed.server.script_services import ScriptServices
+from trainshed.server.script_wiring import asked_here, script_work
 from trainshed.server.services import Machine, Services
 from trainshed.server.signed_urls import SignedUrls, ensure_secret
 from trainshed.server.storage import StorageChecks, open_blobs, open_uploads
@@ -120,6 +122,8 @@ def build(
         catalogs = Catalogs(database, seal, config.training.rules(embedded=database.dialect == "sqlite"))
         engine = None
         host = None
+        keeper = SecretKeeper(database, seal, clock)
+        work: ScriptWork | None = None
         if role != "api":
             isolation = config.isolation((folder.root, *_folder_of(blobs), *hide))
             engine = LocalEngine(
@@ -133,7 +137,8 @@ def build(
             training = Training(
                 catalogs.current, seal.open, folder.root / "gangs", _engine_opener(folder.root / "engines")
             )
-            host = _host(config, folder, database, engine, blobs, ids, training)
+            work = script_work(config, folder, keeper, embedded=database.dialect == "sqlite")
+            host = _host(config, folder, database, engine, blobs, ids, training, work)
             stack.callback(host.stop)
         files_of = partial(_log_files, folder)
         alarms = None
@@ -157,7 +162,7 @@ def build(
             task_operations=TaskOperations(database),
             catalogs=catalogs,
             outlook=OutlookReader(catalogs, policy),
-            scripts=_scripts(database, blobs, seal, clock, ids),
+            scripts=_scripts(database, blobs, keeper, clock, ids, work),
             log_files=files_of,
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
@@ -182,14 +187,20 @@ def build(
 
 
 def _scripts(
-    database: Database, blobs: BlobStore, seal: Seal, clock: Callable[[], float], ids: IdFactory
+    database: Database,
+    blobs: BlobStore,
+    keeper: SecretKeeper,
+    clock: Callable[[], float],
+    ids: IdFactory,
+    work: ScriptWork | None,
 ) -> ScriptServices:
     return ScriptServices(
         accept=ScriptAcceptance(database, blobs, partial(_provider_names, database), clock, ids),
         operations=ScriptOperations(database, clock),
         # On SQLite it is one person's own server, where the key lies beside every program of theirs.
         approving=Approving(database, clock, personal=database.dialect == "sqlite"),
-        secrets=SecretKeeper(database, seal, clock),
+        secrets=keeper,
+        providers=partial(asked_here, work),
     )
 
 
@@ -229,6 +240,7 @@ def _host(
     blobs: BlobStore,
     ids: IdFactory,
     training: Training,
+    scripts: ScriptWork,
 ) -> ControllerHost:
     # Links reach no other file system, so the cache lies beside the blobs of a local store.
     [above] = _folder_of(blobs) or [folder.root]
@@ -247,6 +259,7 @@ def _host(
             gc=config.content.gc,
             gc_grace_hours=config.content.gc_grace_hours,
             training=training,
+            scripts=scripts,
             store_patience_seconds=config.content.retry_seconds + config.content.timeout_seconds,
         )
 

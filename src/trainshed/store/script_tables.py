@@ -64,6 +64,9 @@ scripts = Table(
     Column("version", Integer, nullable=False, server_default="1"),
     Index("ix_scripts_newest", "project_id", "job_id"),
     Index("ix_scripts_same_spec", "project_id", "spec_hash"),
+    # What the controller looks after, of all projects.
+    Index("ix_scripts_words", "word"),
+    partial_index("ix_scripts_fetch", "trial_id", where="fetch_requested_at IS NOT NULL"),
     Index("ix_scripts_by_word", "project_id", "word", "job_id"),
 )
 

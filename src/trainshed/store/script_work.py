@@ -1,4 +1,4 @@
-"""What the controller asks about script Jobs: who wants something, since when, what ran where (contract G)."""
+"""What the controller asks about script Jobs: who wants something, since when, what ran where."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, func, select
 from trainshed.model.scripts.states import Note, Word
 from trainshed.model.states import State
 from trainshed.store.script_attempts import LIVE
-from trainshed.store.script_records import Script, ScriptAttempt, ScriptEvent
+from trainshed.store.script_records import ScriptAttempt, ScriptEvent
 from trainshed.store.script_tables import script_attempts, script_events, scripts
 from trainshed.store.scripts import SCRIPT
 from trainshed.store.tables import trials
@@ -123,17 +123,10 @@ def undelivered(connection: Connection, host: str, *, since: float) -> list[str]
     return list(rows.scalars())
 
 
-def attempt_of(connection: Connection, attempt_id: str) -> tuple[ScriptAttempt, Script] | None:
-    """An Attempt with its Job."""
-    row = connection.execute(
-        select(script_attempts, scripts)
-        .join(scripts, scripts.c.trial_id == script_attempts.c.trial_id)
-        .where(script_attempts.c.attempt_id == attempt_id)
-    ).first()
-    if row is None:
-        return None
-    width = len(script_attempts.c)
-    return ScriptAttempt(*row[:width]), Script(*row[width:])
+def fetch_requested(connection: Connection) -> list[str]:
+    """Trials whose outputs somebody asked for (a.4)."""
+    rows = connection.execute(select(scripts.c.trial_id).where(scripts.c.fetch_requested_at.is_not(None)))
+    return list(rows.scalars())
 
 
 def attempts_by_id(connection: Connection, attempt_ids: Sequence[str]) -> dict[str, ScriptAttempt]:

@@ -59,3 +59,16 @@ def test_G77_on_this_machine_two_jobs_run_one_after_the_other(cloud):
     assert d.rest(second).words[-4:] == ["routing", "provisioning", "running", "done"]
     starts = sorted(attempt.launched_at for attempt in d.world.attempts.values())
     assert starts[1] - starts[0] >= 20.0
+
+
+def test_G44_a_script_that_fails_is_failed_with_its_exit_code_and_its_outputs_are_kept(cloud):
+    d = cloud()
+    d.cloud.course = runs(60.0, code=3)
+    job = d.pack()
+    tale = d.rest(job)
+    assert tale.words == ["queued", "routing", "provisioning", "running", "failed"]
+    assert tale.reasons[-1] == "script_failed"
+    assert (tale.look.trial.exit_code, tale.look.script.failure_kind) == (3, "user_error")
+    assert tale.look.script.message == "The script ended with exit code 3."
+    assert "outputs_kept" in tale.notes
+    assert d.delivered(job) == {"model.bin": b"weights"}

@@ -31,6 +31,7 @@ from trainshed.store.database import Connection
 from trainshed.store.script_records import ScriptAttempt
 
 OUTPUTS = "outputs"
+_COUNTED = 100_000
 _ENDS: dict[str, tuple[State, Reason]] = {
     AttemptState.SUCCEEDED: (State.SUCCEEDED, Reason.COMPLETED),
     AttemptState.FAILED: (State.FAILED, Reason.SCRIPT_FAILED),
@@ -70,6 +71,19 @@ class Ender:
             reason = Reason.LATE_RESULT
         self._close(look, attempt, found, state, reason, fetched=written is not None)
         return True
+
+    def gather(self, look: Look) -> int | None:
+        """Bring what a run wrote by now, as somebody asked; how many outputs there are.
+
+        ``None``: it must be tried again. Nothing that was kept before is let go.
+        """
+        attempt = look.last
+        written = self._fetcher.files_of(attempt) if attempt is not None else None
+        there = written is not None and (written.root / OUTPUTS).is_dir()
+        if there and self._collect(look, attempt, written, CollectLimits()) is None:
+            return None
+        with self._ground.database.read() as connection:
+            return len(jobs.list_artifacts(connection, look.trial.id, limit=_COUNTED))
 
     # STOPPING
 
@@ -236,7 +250,7 @@ class Ender:
                 return False
             if attempt is not None:
                 _close_books(connection, here, attempt, now)
-            count = len(jobs.list_artifacts(connection, look.trial.id, limit=100_000))
+            count = len(jobs.list_artifacts(connection, look.trial.id, limit=_COUNTED))
             changes: dict[str, Any] = {"outputs_count": count, "message": said}
             if state is State.FAILED and reason in _FAILURES:
                 changes["failure_kind"] = str(_FAILURES[reason])

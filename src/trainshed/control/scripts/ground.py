@@ -52,10 +52,8 @@ class ScriptWork:
     env_cache: Path | None = None
     """Where installed packages are kept for all Jobs of this machine."""
     weights: Weights = field(default_factory=Weights)
-    grants: Mapping[str, tuple[float, float]] = field(
-        default_factory=lambda: {"kaggle": (30.0, 7 * 86_400.0), "colab": (12.0, 86_400.0)}
-    )
-    """Provider -> GPU-hours that are commonly granted, in so many seconds; where it does not say itself."""
+    grants: Mapping[str, tuple[float, float]] | None = None
+    """See `trainshed.control.scripts.routing.GRANTS`, which stands where nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from trainshed.store.script_records import ProviderState
 CAPABILITIES = "script_providers"
 """Row of ``meta``: what the controller's providers can do, as JSON by name, in their order."""
 _HOUR, _DAY = 3600.0, 86_400.0
+GRANTS: Mapping[str, tuple[float, float]] = {"kaggle": (30.0, 7 * _DAY), "colab": (12.0, _DAY)}
+"""Provider -> GPU-hours that are commonly granted, in so many seconds; where it does not say itself (g.5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class RoutePlanner:
         self, weights: Weights | None = None, grants: Mapping[str, tuple[float, float]] | None = None
     ) -> None:
         self._weights = weights or Weights()
-        self._grants = grants or {}
+        self._grants = GRANTS if grants is None else grants
 
     def plan(
         self,

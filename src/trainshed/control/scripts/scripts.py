@@ -139,6 +139,7 @@ class Scripts:
         with self._database.read() as connection:
             waiting = scripts.unfinished(connection)
             unreleased = queue.unreleased(connection)
+            wanted = script_work.fetch_requested(connection)
         now = self._clock()
         running = {a.trial_id for a in unreleased if a.attempt_id in changed}
         begun = [
@@ -146,7 +147,8 @@ class Scripts:
             for trial, script in waiting
             if self._is_due(trial, script, now, hinted=trial.id in running) and self._begin(trial.id)
         ]
-        begun += [trial_id for trial_id in self._deliveries_due(now) if self._begin_delivery(trial_id)]
+        begun += [t for t in self._deliveries_due(now) if self._begin_for_outputs(t, self._deliver)]
+        begun += [t for t in wanted if self._begin_for_outputs(t, self._fetch)]
         self._routed = {t.id for t, s in waiting if t.state is State.QUEUED and s.provider is not None}
         if everything:
             held = {a.attempt_id for a in unreleased}
@@ -388,11 +390,30 @@ class Scripts:
         with self._guard:
             return [trial_id for trial_id, (_, at) in self._deliveries.items() if at <= now]
 
-    def _begin_delivery(self, trial_id: str) -> bool:
-        key = f"deliver {trial_id}"
+    def _begin_for_outputs(self, trial_id: str, work: Callable[[str], bool]) -> bool:
+        key = f"outputs {trial_id}"
         if not self._background.offers(key):
             return False
-        self._background.start(key, partial(self._deliver, trial_id))
+        self._background.start(key, partial(work, trial_id))
+        return True
+
+    def _fetch(self, trial_id: str) -> bool:
+        """Bring outputs that somebody asked for, of a run that goes on too (a.4)."""
+        look = self._look(trial_id)
+        if look is None:
+            return True
+        if look.last is not None:
+            self._fetcher.again(look.last.attempt_id)
+        count = self._ender.gather(look)
+        if count is None:
+            return False
+        done = {"fetch_requested_at": None, "outputs_count": count}
+        try:
+            if self._deliverer.wanted(look.script.host):
+                self._deliverer.deliver(trial_id)
+        except Undelivered as problem:
+            self._deliverer.note_failure(trial_id, str(problem))
+        self._database.write(lambda connection: scripts.change(connection, trial_id, done))
         return True
 
     def _deliver(self, trial_id: str) -> bool:

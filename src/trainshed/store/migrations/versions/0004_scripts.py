@@ -154,6 +154,15 @@ def upgrade() -> None:
         sa.UniqueConstraint("job_id", name=op.f("uq_scripts_job_id")),
     )
     op.create_index("ix_scripts_by_word", "scripts", ["project_id", "word", "job_id"], unique=False)
+    op.create_index(
+        "ix_scripts_fetch",
+        "scripts",
+        ["trial_id"],
+        unique=False,
+        sqlite_where=sa.text("fetch_requested_at IS NOT NULL"),
+        postgresql_where=sa.text("fetch_requested_at IS NOT NULL"),
+    )
+    op.create_index("ix_scripts_words", "scripts", ["word"], unique=False)
     op.create_index("ix_scripts_newest", "scripts", ["project_id", "job_id"], unique=False)
     op.create_index("ix_scripts_same_spec", "scripts", ["project_id", "spec_hash"], unique=False)
     op.create_table(

@@ -1,0 +1,71 @@
+"""Script Jobs on the real engine of this machine, with the real runner."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from support.cloud import LocalScripts
+from support.databases import on_one_kind
+from trainshed.model.scripts.wire import hidden
+
+pytestmark = on_one_kind
+
+TRAIN = b"""
+import json, os, sys, time
+import gpu
+from lib import util
+
+start = gpu.latest_checkpoint()
+first = int(open(start).read()) if start else 0
+gpu.total_steps(util.STEPS)
+print("arguments", json.dumps(sys.argv[1:]), os.environ["PLAIN"], os.environ.get("TOKEN_X", "none"))
+print("data", sorted(os.listdir(os.path.join(gpu.data_dir(), "set"))), open(os.path.join(gpu.data_dir(), "one")).read())
+for step in range(first, util.STEPS):
+    gpu.log(step=step + 1, loss=1.0 / (step + 1))
+    with gpu.atomic_checkpoint("state.txt") as path:
+        open(path, "w").write(str(step + 1))
+os.makedirs(os.path.join(gpu.output_dir(), "sub"), exist_ok=True)
+open(os.path.join(gpu.output_dir(), "sub", "model.txt"), "w").write(f"from {first}")
+"""
+PROJECT = {"train.py": TRAIN, "lib/__init__.py": b"", "lib/util.py": b"STEPS = 3\n"}
+
+
+@pytest.fixture
+def real(database, tmp_path):
+    deployment = LocalScripts(database, tmp_path / "real")
+    yield deployment
+    deployment.close()
+
+
+def pack(d: LocalScripts, **spec: object) -> str:
+    facts: dict[str, object] = {
+        "bundle": d.bundle(PROJECT),
+        "args": ("a b", "", "--lr=1", "ü"),
+        "env": {"PLAIN": "value"},
+        "data": (
+            d.dataset("set", {"x": b"1", "y": b"2"}),
+            replace(d.dataset("one", {"only.txt": b"whole"}), single_file="only.txt"),
+        ),
+        "provider": "local",
+    }
+    return d.pack(**{**facts, **spec})
+
+
+def test_a_packed_project_trains_on_this_machine_to_its_outputs(real):
+    """G5, G45, G47, G51, G53, G54, G56: files, arguments, variables, data and secrets reach the program."""
+    real.secrets["TOKEN_X"] = "very-secret-value"
+    job = pack(real, secrets=("TOKEN_X",))
+    tale = real.rest(job)
+    assert tale.words[:4] == ["queued", "routing", "provisioning", "running"]
+    assert tale.words[-1] == "done", real.log(job)
+    assert real.delivered(job) == {"sub/model.txt": b"from 0"}
+    shown = [line for line in real.log(job) if not hidden(line)]
+    assert 'arguments ["a b", "", "--lr=1", "\\u00fc"] value' in "\n".join(shown)
+    assert "very-secret-value" not in "\n".join(real.log(job)), "it is masked"
+    assert "data ['x', 'y'] whole" in shown
+    assert json.loads(tale.look.script.progress) == {"step": 3, "total": 3, "source": "helper"}
+    assert json.loads(tale.look.script.metrics)["loss"] == pytest.approx(1 / 3)
+    assert [each.step for each in tale.checkpoints], "its state is kept as well"
