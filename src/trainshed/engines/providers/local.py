@@ -48,6 +48,8 @@ CAPABILITIES = Capabilities(lookup_by_key=False, interactive=True, max_concurren
 _DATA, _RESUME = "data", "resume"
 _ASKED = (".gpu", "checkpoint_requested")
 _BYTES_A_GB = 1_000
+_PROGRAMS_SHARE = 0.6
+"""Of the time between a stop and its force; the rest is for storing the program's last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ def _launch(submission: Submission, room: Room) -> Launch:
     return Launch(
         attempt_id=submission.attempt_id,
         argv=(PYTHON, "gpu_runner/__main__.py"),
-        env=dict(submission.env),
+        env={**submission.env, "TRAINSHED_STOP_GRACE_S": f"{room.grace_seconds * _PROGRAMS_SHARE:g}"},
         files=tuple(_tree(submission.bundle)),
         gpus=room.gpus,
         limits=room.limits,

@@ -10,7 +10,7 @@ It is shipped with the project, needs Python 3.8 and nothing else, and is starte
       outputs/                   $GPU_OUTPUT_DIR where the provider names no other folder
       data/NAME                  $GPU_DATA_DIR, likewise; hub datasets are fetched to here
       checkpoints/               $GPU_CHECKPOINT_DIR, likewise; what the program saves
-      resume/                    the restored checkpoint: the program's $GPU_RESUME_DIR, if there is one
+      restored/                  the restored checkpoint: the program's $GPU_RESUME_DIR, if there is one
       checkpoint_store/          the checkpoints that outlive the Attempt; or $GPU_CHECKPOINT_STORE
       .gpu/                      the runner's own
         lock                     locked (flock, exclusive) while the runner lives; its text is the pid
@@ -46,7 +46,7 @@ owner's, or that finds another owner there, writes nothing more. Three checkpoin
 checkpoints may be hard links to one another; they are never written again.
 
 Engine's choice: ``GPU_RESUME_DIR`` as given to the *runner* is a folder like ``<n>/`` above, with its
-``manifest.json`` and ``files/``. It is verified and copied to ``resume/``. If it is damaged, what ``latest``
+``manifest.json`` and ``files/``. It is verified and copied to ``restored/``. If it is damaged, what ``latest``
 names is tried, then older ones, and then the program starts fresh; the log says each.
 
 Environment, besides that of the program: ``TRAINSHED_JOB_ID``, ``TRAINSHED_ATTEMPT``,

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from trainshed.jobkit.gpu_runner.jobs import Place
 
-FOLDER = "resume"
+FOLDER = "restored"
 
 
 def restore(place: Place) -> dict[str, Any] | None:
-    """Bring the checkpoint to begin from to ``resume/``: its manifest, or ``None`` for a fresh start.
+    """Bring the checkpoint to begin from to ``restored/``: its manifest, or ``None`` for a fresh start.
 
     The engine's choice first, then the pointer, then older ones. What is damaged is said and passed over.
     """
