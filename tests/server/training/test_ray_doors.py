@@ -10,7 +10,7 @@ from http.cookiejar import CookieJar
 
 import pytest
 
-from server.training.test_end_to_end import ended, submit, task_of
+from server.training.test_end_to_end import DONE, ended, submit, task_of
 from support.ray_cluster import need_ray
 from support.server import ServerProcess
 from support.terminals import Screen
@@ -33,10 +33,13 @@ def test_C50_a_cluster_that_is_kept_is_entered_by_shell_and_dashboard_until_it_i
         kind="ray",
         name_prefix="doors",
         workers=1,
+        instance={"specs": ["c2m4"]},
         cmd="echo from-the-driver",
         debug={"enabled": True, "retention_seconds": 3000},
     )
-    wait_until(lambda: task_of(server, name)["state"] == "Retaining", 300, f"{name} to be kept")
+    state = wait_until(lambda: _kept_or_ended(server, name), 300, f"{name} to be kept")
+    log = server.http().get(f"/v1/tasks/{name}/logs?role=head").json["items"]
+    assert state == "Retaining", "\n".join(each["content"] for each in log[:60])
     with Client(server.url, server.key) as client:
         _dashboard(server, client, name)
         with client.tasks.shell(name) as connection:
@@ -55,6 +58,11 @@ def test_C50_a_cluster_that_is_kept_is_entered_by_shell_and_dashboard_until_it_i
         "SHELL_OPENED",
         "SHELL_CLOSED",
     ]
+
+
+def _kept_or_ended(server: ServerProcess, name: str) -> str:
+    state = str(task_of(server, name)["state"])
+    return state if state in {"Retaining", *DONE} else ""
 
 
 def _dashboard(server: ServerProcess, client: Client, name: str) -> None:

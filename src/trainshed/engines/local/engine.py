@@ -34,7 +34,7 @@ from trainshed.engines.local.intents import Intents
 from trainshed.engines.local.isolation import Isolation
 from trainshed.engines.local.meetings import Meetings
 from trainshed.engines.local.release import kill, release
-from trainshed.engines.local.shells import LocalShell, open_shell
+from trainshed.engines.local.shells import LocalShell, clear, open_shell
 from trainshed.jobkit import cgroups, folder, linux, mounts, procs, shim, tree
 from trainshed.model.logs import LogFiles
 from trainshed.model.resources import Amounts, Node, simulated_share
@@ -121,6 +121,7 @@ class LocalEngine:
         self._interrupt = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         for left in self._trash.iterdir():
             tree.remove(left)
+        clear(self._root)
 
     def warm(self) -> None:
         """Start the fork server now instead of with the first launch."""

@@ -85,6 +85,14 @@ class LocalShell:
             self._terminal = -1
 
 
+def clear(root: Path) -> None:
+    """Remove what a process left that was killed while it asked for a shell; whoever was asked gives up."""
+    place = root / folder.SHELLS
+    if place.is_dir():
+        for left in place.iterdir():
+            left.unlink(missing_ok=True)
+
+
 def open_shell(root: Path, path: Path, rows: int, columns: int) -> LocalShell:
     """Have the shim of the attempt in ``path`` start a shell. Raises `EngineError`."""
     place, name = root / folder.SHELLS, os.urandom(8).hex()
