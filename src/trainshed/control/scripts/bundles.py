@@ -42,7 +42,9 @@ def manifest_of(spec: ScriptSpec) -> dict[str, Any]:
         "files": {
             "count": spec.bundle.files,
             "bytes": spec.bundle.bytes,
+            "source": spec.bundle.source,
             "tree_sha256": spec.bundle.manifest_sha256,
+            "untracked": spec.bundle.untracked,
             "included": list(spec.bundle.included),
         },
         "runner": 1,
@@ -113,7 +115,7 @@ def write_archive(folder: Path, target: Path) -> None:
             facts = archive.gettarinfo(path, path.relative_to(folder).as_posix())
             facts.uid = facts.gid = facts.mtime = 0
             facts.uname = facts.gname = ""
-            facts.type = tarfile.REGTYPE  # hard links ship as the files they are
+            facts.type, facts.linkname = tarfile.REGTYPE, ""  # hard links ship as the files they are
             facts.size = path.stat().st_size
             facts.mode = 0o755 if facts.mode & 0o100 else 0o644
             with path.open("rb") as content:
