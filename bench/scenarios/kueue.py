@@ -124,7 +124,7 @@ def measure(bench: Bench) -> list[Figure]:
 def _figures(generator: Generator, played: Played, share: float) -> list[Figure]:
     capacity = generator.nominal * generator.cohorts * _queues(generator, share)
     used = played.used / (capacity * played.virtual_seconds)
-    waits = ", ".join(f"{name} {sum(w) / len(w):.1f} s" for name, w in played.waits.items() if w)
+    waits = ", ".join(f"{name} {sum(w) / len(w):.2f} s" for name, w in played.waits.items() if w)
     peer = Peer("Kueue, published", generator.published)
     rack = f"; {played.together:,} of {played.gangs:,} gangs in one rack" if played.gangs else ""
     work = (

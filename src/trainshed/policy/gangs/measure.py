@@ -62,6 +62,8 @@ class GangTimes:
     node: float
     """After one node has gone, come back, been closed or opened: that it is taken in and the next pass, the
     median of several."""
+    processor: float
+    """What an end or an arrival costs of a processor: that of all of these, their median."""
 
 
 def gang_load(*, nodes: int, pending: int, classes: int, projects: int = 20) -> GangLoad:
@@ -137,18 +139,18 @@ def time_gang_passes(
     full = time.perf_counter() - built
     running = accept_gangs(load, decision)
     accept_gangs(load, decide(load.cluster, load.queue, load.quotas, now=load.now))
-    releases, arrivals = [], []
+    releases: list[float] = []
+    arrivals: list[float] = []
+    processor: list[float] = []
     for number in range(repeat):
         now = load.now + 1 + number
         load.cluster.release(running[number * len(running) // repeat])
-        start = time.perf_counter()
-        following = decide(load.cluster, load.queue, load.quotas, now=now)
-        releases.append(time.perf_counter() - start)
+        took, following = _timed(load, now, processor)
+        releases.append(took)
         accept_gangs(load, following)
         load.queue.add(Waiting(f"new-{number:07d}", gang_class(number * 7, 20), now))
-        start = time.perf_counter()
-        following = decide(load.cluster, load.queue, load.quotas, now=now + 0.5)
-        arrivals.append(time.perf_counter() - start)
+        took, following = _timed(load, now + 0.5, processor)
+        arrivals.append(took)
         accept_gangs(load, following)
     return GangTimes(
         build=built - began,
@@ -158,7 +160,15 @@ def time_gang_passes(
         release=sorted(releases)[repeat // 2],
         arrival=sorted(arrivals)[repeat // 2],
         node=_time_node_changes(load, load.now + repeat + 1, repeat),
+        processor=sorted(processor)[len(processor) // 2],
     )
+
+
+def _timed(load: GangLoad, now: float, processor: list[float]) -> tuple[float, GangDecision]:
+    start, used = time.perf_counter(), time.thread_time()
+    following = decide(load.cluster, load.queue, load.quotas, now=now)
+    processor.append(time.thread_time() - used)
+    return time.perf_counter() - start, following
 
 
 def _time_node_changes(load: GangLoad, now: float, repeat: int) -> float:
