@@ -74,6 +74,7 @@ def serve(
     """
     # Nothing runs yet, so nothing has to end; loading the server takes half a second.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.OK))
+    from trainshed.mcp.http import WithMcp  # noqa: PLC0415 - as above
     from trainshed.sdk.home import find_home  # noqa: PLC0415 - `--help` must not pay for it
     from trainshed.server import run  # noqa: PLC0415 - as above
 
@@ -87,6 +88,7 @@ def serve(
         simulate_gpus=simulate_gpus,
         config=config,
         hide=(home.config, home.data),
+        door=WithMcp,
     )
     return run.serve(options)
 

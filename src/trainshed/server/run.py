@@ -16,6 +16,7 @@ from types import FrameType
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
 from trainshed.content.blobs import StoreFull, StoreUnavailable
 from trainshed.engines import EngineError
@@ -62,6 +63,8 @@ class ServeOptions:
     config: Path | None = None
     hide: Sequence[Path] = ()
     """Folders beside the data folder that no isolated Trial sees."""
+    door: Callable[[ASGIApp, Callable[[], str]], ASGIApp] | None = None
+    """Puts a further door around the application; it is told where this server listens."""
 
 
 class CannotServe(Exception):
@@ -103,9 +106,12 @@ def _serve(options: ServeOptions, stack: contextlib.ExitStack) -> None:
     # What was made until now stays: a full collection that visits all of it stops every request for 100 ms.
     gc.collect()
     gc.freeze()
+    app = deployment.app
+    if options.door is not None and options.role != "controller":
+        app = options.door(app, lambda: _url(listener))
     server = _Server(
         uvicorn.Config(
-            deployment.app,
+            app,
             http=BoundedProtocol,
             log_config=None,
             access_log=False,
@@ -191,9 +197,7 @@ def _deployment(options: ServeOptions, config: configuration.Config, folder: Dat
 
 
 def _ready(options: ServeOptions, folder: DataFolder, listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{port}"
+    url = _url(listener)
     if options.role != "controller":
         try:
             announce(folder, url)
@@ -202,6 +206,12 @@ def _ready(options: ServeOptions, folder: DataFolder, listener: socket.socket) -
     with contextlib.suppress(OSError):  # whoever started it may not listen any more
         print(f"Trainshed serves {url}", flush=True)  # noqa: T201 - the one line for whoever started it
     log.info("ready", url=url, role=options.role, data_dir=str(folder.root), pid=os.getpid())
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
 
 
 def _ending(deployment: Deployment, folder: DataFolder) -> None:
