@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from support.fake_server import FakeServer, Reply
 from support.projects import Uploads, packed, refusal, warned, write
 from trainshed.sdk.packing import prepare
 
@@ -117,3 +118,32 @@ def test_an_argument_wins_over_the_same_mount_of_the_file(make, name):
     write(place, {"d1/a": "file", "d2/a": "argument"})
     found = packed(place, data=[f"{name.lower()}=d2"])
     assert trees(found) == {name.lower(): {"a": b"argument"}}
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize("given", ["hf://datasets/org/set/train", "hf://datasets/org/set@main/train"])
+def test_G57_an_unpinned_revision_is_resolved_to_a_commit_at_the_submission(make, monkeypatch, given):
+    place = make({})
+    with FakeServer({"GET /api/datasets/org/set/revision/main": Reply(200, {"sha": COMMIT})}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        ready = prepare(Uploads(), place, {"script": "train.py", "data": [given]})
+        again = prepare(Uploads(), place, {"script": "train.py", "data": [f"hf://datasets/org/set@{COMMIT}"]})
+        dry = prepare(None, place, {"script": "train.py", "data": [given]})
+        assert len(hub.seen) == 1
+    (item,) = ready.spec["data"]
+    assert (item["uri"], item["path"]) == (f"hf://datasets/org/set@{COMMIT}/train", given)
+    assert again.spec["data"][0]["uri"] == f"hf://datasets/org/set@{COMMIT}"
+    assert dry.spec["data"][0]["uri"] == given
+
+
+@pytest.mark.parametrize(
+    "reply", [Reply(404, {}), Reply(200, {"sha": "../x"}), Reply(200, b"<html>"), Reply(200, [])]
+)
+def test_a_revision_that_cannot_be_asked_stays_and_is_told(make, monkeypatch, reply):
+    with FakeServer({"GET /api/datasets/org/set/revision/main": reply}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        ready = prepare(Uploads(), make({}), {"script": "train.py", "data": ["hf://datasets/org/set"]})
+    assert ready.spec["data"][0]["uri"] == "hf://datasets/org/set"
+    assert "could not be pinned" in ready.bundle["warnings"][0]

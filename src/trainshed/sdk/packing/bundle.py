@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +161,20 @@ def pack(project_dir: str | Path, arguments: Mapping[str, Any] | None = None) ->
     found = examine(asked)
     assert found.started is not None  # noqa: S101 - `examine` raises where there is nothing to run
     return Packed(_spec(asked, found, found.started), found.selection, found.tree, found.data)
+
+
+def pinned(packed: Packed) -> Packed:
+    """The same, with datasets of the hub at the commits that their revisions name now. Asks the hub."""
+    if not any(item.uri for item in packed.script.data):
+        return packed
+    from trainshed.sdk.packing.hub import pin  # noqa: PLC0415 - only where there is something to ask
+
+    both = [pin(item) for item in packed.script.data]
+    notes = [note for _, note in both if note is not None]
+    bundle = packed.script.bundle
+    bundle = replace(bundle, warnings=_bounded([*bundle.warnings, *notes]))
+    script = replace(packed.script, data=tuple(item for item, _ in both), bundle=bundle)
+    return replace(packed, script=script)
 
 
 def _spec(asked: Asked, found: Examined, started: Started) -> ScriptSpec:
@@ -322,4 +336,4 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(shown(path, 60) for path in paths[:_NAMED]) + more
 
 
-__all__ = ["Asked", "Examined", "Packed", "ask", "examine", "host", "pack", "summary"]
+__all__ = ["Asked", "Examined", "Packed", "ask", "examine", "host", "pack", "pinned", "summary"]
