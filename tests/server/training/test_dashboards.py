@@ -16,13 +16,16 @@ from starlette.websockets import WebSocketDisconnect
 from websockets.sync.server import Server, ServerConnection, serve
 
 from engines.conformance import LIMITS
-from support.site import Site
+from support.site import Site, trials
 from support.tasks import place
 from trainshed.engines import Launch
 from trainshed.engines.fake import FakeEngine, Script
 from trainshed.model.access import Permission
+from trainshed.model.states import State
 from trainshed.server.app import create_app
-from trainshed.store import gangs, jobs
+from trainshed.server.doors import DoorLimits
+from trainshed.store import gangs, jobs, moves, tasks
+from trainshed.store.moves import Move
 
 Submit = Callable[..., dict[str, Any]]
 Answer = tuple[int, dict[str, str], bytes]
@@ -282,6 +285,47 @@ def test_C50_a_process_without_an_engine_and_a_shared_cluster_say_so(door: Door)
         "SHELL_UNAVAILABLE",
         "NOT_SUPPORTED_BY_ENGINE",
     ]
+
+
+def test_C50_both_doors_are_open_while_a_cluster_is_retained_and_shut_after_it(
+    door: Door, dashboard: Dashboard
+):
+    (trial,) = trials(door.site, door.task["job_id"])
+    at = door.site.clock()
+
+    def end(connection: Any) -> None:
+        ended = Move(trial, State.RUNNING, State.COLLECTING, "ENDED", "The driver ended.")
+        moves.apply(connection, [ended], at=at, actor="controller")
+
+    door.site.services.database.write(end)
+    assert door.get().json()["code"] == "DASHBOARD_UNAVAILABLE"
+    assert "Finishing" in door.get().json()["message"]
+    kept = {"retained_until": at + 600}
+    door.site.services.database.write(lambda c: tasks.change(c, door.task["trial_id"], kept))
+    assert door.get().status_code == 200
+    headers = {"Authorization": f"Bearer {door.site.owner_key}"}
+    with door.client.websocket_connect(f"/v1/tasks/{door.task['name']}/shell", headers=headers) as shell:
+        shell.send_bytes(b"exit 2\n")
+        while "text" not in (message := shell.receive()):
+            assert message["type"] == "websocket.send"
+        assert json.loads(message["text"]) == {"exit_code": 2}
+
+
+def test_C50_a_shell_that_nobody_uses_is_closed(door: Door):
+    limits = DoorLimits(idle_seconds=0.5)
+    services = replace(door.site.services, engine=door.engine, door_limits=limits)
+    headers = {"Authorization": f"Bearer {door.site.owner_key}"}
+    path = f"/v1/tasks/{door.task['name']}/shell"
+    with (
+        TestClient(create_app(services)) as client,
+        client.websocket_connect(path, headers=headers) as shell,
+    ):
+        while (message := shell.receive())["type"] == "websocket.send":
+            pass
+        assert (message["code"], message["reason"]) == (1001, "idle for 0.5 s")
+    events = door.site.get(f"/v1/tasks/{door.task['name']}/events").json()["items"]
+    assert events[-1]["code"] == "SHELL_CLOSED"
+    assert "idle" in events[-1]["message"]
 
 
 @pytest.fixture
