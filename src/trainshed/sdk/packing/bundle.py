@@ -54,7 +54,11 @@ class Packed:
         return summary(self.script.bundle)
 
     def upload(self, client: Client, progress: Progress | None = None) -> int:
-        """Bring the bundle and the datasets to the server, as far as it lacks them; how many blobs."""
+        """Bring the bundle and the datasets to the server, as far as it lacks them; how many blobs.
+
+        From then on `spec` names datasets of the hub by their commits (e.12): the hub is asked first.
+        """
+        self.script = _pinned(self.script)
         trees = [self.tree, *(each.tree for each in self.data if each.tree is not None)]
         return sum(tree.upload(client, progress) for tree in trees)
 
@@ -163,18 +167,16 @@ def pack(project_dir: str | Path, arguments: Mapping[str, Any] | None = None) ->
     return Packed(_spec(asked, found, found.started), found.selection, found.tree, found.data)
 
 
-def pinned(packed: Packed) -> Packed:
-    """The same, with datasets of the hub at the commits that their revisions name now. Asks the hub."""
-    if not any(item.uri for item in packed.script.data):
-        return packed
+def _pinned(script: ScriptSpec) -> ScriptSpec:
+    """The same, with datasets of the hub at the commits that their revisions name now."""
+    if not any(item.uri for item in script.data):
+        return script
     from trainshed.sdk.packing.hub import pin  # noqa: PLC0415 - only where there is something to ask
 
-    both = [pin(item) for item in packed.script.data]
+    both = [pin(item) for item in script.data]
     notes = [note for _, note in both if note is not None]
-    bundle = packed.script.bundle
-    bundle = replace(bundle, warnings=_bounded([*bundle.warnings, *notes]))
-    script = replace(packed.script, data=tuple(item for item, _ in both), bundle=bundle)
-    return replace(packed, script=script)
+    bundle = replace(script.bundle, warnings=_bounded([*script.bundle.warnings, *notes]))
+    return replace(script, data=tuple(item for item, _ in both), bundle=bundle)
 
 
 def _spec(asked: Asked, found: Examined, started: Started) -> ScriptSpec:
@@ -336,4 +338,4 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(shown(path, 60) for path in paths[:_NAMED]) + more
 
 
-__all__ = ["Asked", "Examined", "Packed", "ask", "examine", "host", "pack", "pinned", "summary"]
+__all__ = ["Asked", "Examined", "Packed", "ask", "examine", "host", "pack", "summary"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainshed.sdk.packing.bundle import Packed, pack, pinned
+from trainshed.sdk.packing.bundle import Packed, pack
 
 if TYPE_CHECKING:
     from trainshed.sdk.client import Client
@@ -47,8 +47,5 @@ def prepare(
     if source not in SOURCES:
         raise ValueError(f"source is one of {', '.join(SOURCES)}, not {source!r}")
     packed = pack(project_dir, arguments)
-    uploaded = None
-    if client is not None:
-        packed = pinned(packed)
-        uploaded = packed.upload(client, progress)
+    uploaded = None if client is None else packed.upload(client, progress)
     return Prepared(packed.spec, packed.summary, source, uploaded, packed)
