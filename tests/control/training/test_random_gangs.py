@@ -23,13 +23,14 @@ from sqlalchemy import create_engine, update
 from support.deployment import Crash, crashing_at, fleet
 from support.examples import examples
 from support.gangs import POOL, GangDeployment, catalog, task
+from support.scaling import head_says, leave, running, scaling_task
 from trainshed.control.crashpoints import Point
 from trainshed.control.training.operations import Change
 from trainshed.engines.fake import Script
 from trainshed.model.errors import Refusal
 from trainshed.model.states import TERMINAL, State
 from trainshed.model.training.catalog import ANY, Quota
-from trainshed.model.training.spec import ResourceType
+from trainshed.model.training.spec import AutoscalingMode, ResourceType
 from trainshed.store import gangs, queue, training_tables
 from trainshed.store.database import Database
 from trainshed.store.schema import migrate
@@ -68,6 +69,9 @@ class Gangs(RuleBasedStateMachine):
         self.runner = self.d.publish(gpus=1, timeout_seconds=1000)
         self.jobs: list[str] = []
         self.sizes: dict[str, int] = {}
+        self.scaling: list[str] = []
+        self.ranges: dict[str, tuple[int, int]] = {}
+        """Least and most members of those that scale."""
 
     def teardown(self) -> None:
         try:
@@ -129,6 +133,42 @@ class Gangs(RuleBasedStateMachine):
         self.jobs.append(job)
         self.sizes[self.d.trial(job).id] = workers + 1
         self.survive(self.d.step)
+
+    @rule(
+        kind=st.sampled_from(list(ResourceType)),
+        least=st.integers(0, 2),
+        more=st.integers(0, 2),
+        most=st.integers(0, 4),
+        spec=st.sampled_from(["h100x1", "h100x2"]),
+        mode=st.sampled_from(list(AutoscalingMode)),
+        tries=st.sampled_from([None, 3]),
+    )
+    def create_one_that_scales(self, kind, least, more, most, spec, mode, tries) -> None:
+        workers = least + more
+        changes: dict[str, Any] = {"resource_type": kind, "specs": [spec], "mode": mode}
+        if tries is not None:
+            changes["tries"] = tries
+        made = scaling_task(least, workers + most, workers=workers, **changes)
+        job = self.d.create(made)
+        self.jobs.append(job)
+        self.scaling.append(job)
+        self.ranges[self.d.trial(job).id] = (least + 2, workers + most + 2)
+        self.survive(self.d.step)
+
+    @rule(number=st.integers(0, 30), wanted=st.integers(0, 9), forged=st.booleans())
+    def load_changes(self, number: int, wanted: int, *, forged: bool) -> None:
+        if self.scaling:
+            job = self.scaling[number % len(self.scaling)]
+            if self.d.trial(job).state is State.RUNNING:
+                head_says(self.d, job, wanted, [99, 1] if forged else running(self.d, job))
+
+    @rule(number=st.integers(0, 30), code=st.sampled_from([0, 0, 1]))
+    def a_worker_leaves(self, number: int, code: int) -> None:
+        if self.scaling:
+            job = self.scaling[number % len(self.scaling)]
+            there = running(self.d, job) if self.d.trial(job).state is State.RUNNING else []
+            if there:
+                leave(self.d, job, there[-1], code=code)
 
     @rule(number=st.integers(0, 30))
     def stop(self, number: int) -> None:
@@ -224,12 +264,18 @@ class Gangs(RuleBasedStateMachine):
             held = [gang for gang in gangs.held(connection) if gang.held]
             members = gangs.replicas_of(connection, [gang.attempt_id for gang in held])
         for gang in held:
+            parts = json.loads(gang.allocation.parts or "[]")
+            if gang.trial.id in self.ranges:
+                least, most = self.ranges[gang.trial.id]
+                assert least <= len(parts) <= most
+                assert {part["rank"] for part in parts} <= {row.rank for row in members[gang.attempt_id]}
+                continue
             assert len(members[gang.attempt_id]) == self.sizes[gang.trial.id]
-            assert len(json.loads(gang.allocation.parts or "[]")) == self.sizes[gang.trial.id]
+            assert len(parts) == self.sizes[gang.trial.id]
         started: dict[str, set[float]] = {}
         for unit, attempt in self.d.world.attempts.items():
             gang = attempt.launch.gang
-            if gang is None:
+            if gang is None or gang.joins:
                 continue
             seen = self.d.engine.observe([unit])[unit]
             if seen.started_at is not None:

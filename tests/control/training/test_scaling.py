@@ -307,6 +307,30 @@ def test_C51_what_each_worker_had_is_charged(site):
     assert 2 * (d.now() - begun) - 250 <= d.project().used_gpu_seconds - charged <= 2 * (d.now() - begun) + 20
 
 
+def test_C51_what_growth_waits_for_is_forgotten_once_the_load_wants_no_more(site):
+    d = site(default=FOREVER, nodes=[fleet(2, name="n1")])
+    job = start(d, workers=1)
+    head_says(d, job, 2, [1])
+    d.run_until(lambda: _scaling(d, job)["waits"] == "WaitingForResources")
+    head_says(d, job, 1, [1])
+    d.run_until(lambda: _scaling(d, job)["waits"] == "")
+    assert d.facts(job).codes().count("SCALE_UP_WAITS") == 1
+
+
+def test_C51_one_that_joins_after_a_restart_gets_the_image_again(site):
+    d = site(default=FOREVER)
+    image = "example/ray@sha256:" + "a" * 64
+    job = d.create(scaling_task(1, 3, image="example/ray:1"), image=image)
+    d.until(job, State.RUNNING)
+    d.engine.close()
+    d.boot()
+    d.engine.evict(image)
+    head_says(d, job, 2, [1])
+    d.run_until(lambda: len(running(d, job)) == 2)
+    assert d.world.attempts[d.units(job)[3]].launch.image == image
+    assert d.world.prepared[image] == 2
+
+
 def test_C51_a_new_attempt_begins_at_workers(site):
     d = site(default=FOREVER)
     fault = FaultTolerance(enabled=True, max_resubmissions=1)

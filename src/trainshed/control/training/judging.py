@@ -135,7 +135,7 @@ def _had_to_go(gang: Gang, view: View | None) -> bool:
     if view.driver_code is not None:
         return False  # only its cluster was still kept (C50)
     at = gang.allocation.evicted_at or 0.0
-    told = view.noticed or any(_asked(each) for each in view.seen)
+    told = view.noticed or any(_asked(each) for each in view.core)
     late = (view.ended_at or at) >= at
     return told or (late and not view.succeeded)
 
@@ -146,7 +146,7 @@ def _asked(seen: Observation) -> bool:
 
 def _was_ended(view: View, evidence: Sequence[Evidence]) -> bool:
     """Whether it was told to end because of what broke under it: then it is not done, whatever its code."""
-    return bool(evidence) and view.driver_code is None and any(_asked(each) for each in view.seen)
+    return bool(evidence) and view.driver_code is None and any(_asked(each) for each in view.core)
 
 
 def _stopped(view: View | None) -> Judgement:

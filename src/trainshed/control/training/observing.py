@@ -42,7 +42,9 @@ class View:
         """One member; raises `ValueError` for a rank that is not there."""
         return self.seen[self.ranks.index(rank)]
 
-    def _of_the_gang(self) -> tuple[Observation, ...]:
+    @property
+    def core(self) -> tuple[Observation, ...]:
+        """The members that may not leave."""
         pairs = zip(self.ranks, self.seen, strict=True)
         return tuple(each for rank, each in pairs if rank not in self.optional)
 
@@ -60,7 +62,7 @@ class View:
     def alive(self) -> tuple[int, ...]:
         """Ranks of members that have not ended."""
         # What was never launched of a gang that is over never will be.
-        gone = _OVER | {Phase.ABSENT} if all(e.phase in _OVER for e in self._of_the_gang()) else _OVER
+        gone = _OVER | {Phase.ABSENT} if all(e.phase in _OVER for e in self.core) else _OVER
         return tuple(
             rank
             for rank, each in zip(self.ranks, self.seen, strict=True)

@@ -89,7 +89,7 @@ def asked_of(gang: Gang, reports: Sequence[Report]) -> str | None:
     if not _is_count(wanted) or not isinstance(joined, list) or not all(map(_is_count, joined)):
         return None
     known = scaling_of(gang.task.scaling)
-    asked = known.asked(int(str(wanted)), joined[:_MOST_RANKS], bounds)
+    asked = known.asked(int(str(wanted)), joined[: bounds.most], bounds)
     return None if asked == known else json.dumps(asked.as_dict())
 
 

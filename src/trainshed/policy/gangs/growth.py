@@ -63,9 +63,10 @@ class Scaling:
         """What the head says now; whoever joined since ends the pauses after those that failed."""
         target = min(max(wanted, bounds.least), bounds.most)
         fresh = frozenset(joined)
+        known = self if target > len(fresh) else self.waiting()
         if fresh - self.joined:
-            return replace(self, wanted=target, joined=fresh, failures=0, not_before=0.0)
-        return replace(self, wanted=target, joined=fresh)
+            known = replace(known, failures=0, not_before=0.0)
+        return replace(known, wanted=target, joined=fresh)
 
     def failed(self, now: float) -> Scaling:
         """One that was started ended before it joined: the next one waits for a while."""
