@@ -195,6 +195,15 @@ def test_words_of_a_command_in_the_gpu_yaml_of_the_root_mean_the_same_below_it(m
     assert pack(root).spec["command"] == ["bash", "tools/run.sh", "--flag", "v"]
 
 
+def test_arguments_in_the_gpu_yaml_of_the_root_name_its_files_and_given_ones_those_of_the_folder(make):
+    text = "script: train.py\nargs: [conf/a.yaml, --lr, '1', here.txt, gone.txt]\n"
+    root = make({"conf/a.yaml": "1", "here.txt": "2", "app/here.txt": "3", "gpu.yaml": text})
+    args = ["../conf/a.yaml", "--lr", "1", "here.txt", "gone.txt"]
+    assert pack(root / "app").spec["args"] == args
+    given = ["conf/a.yaml"]
+    assert pack(root / "app", {"args": given}).spec["args"] == given
+
+
 def test_faults_of_file_and_arguments_are_told_together(make):
     error = refusal(make({"gpu.yaml": "hours: 0\nfoo: 1\n"}), script="train.py", gpus=1, vram_gb=-1)
     places = [fault["place"] for fault in error.detail["errors"]]
@@ -227,7 +236,10 @@ def test_a_gpu_yaml_that_is_no_small_regular_file_is_refused_at_once(make, kind)
 def test_G80_a_folder_that_is_none_is_a_bad_request(make, tmp_path, monkeypatch):
     place = make({})
     monkeypatch.chdir(place)
-    for given in (tmp_path / "nowhere", place / "train.py", ".", "", "relative/path", "a\0b", "~/nowhere"):
+    (tmp_path / os.fsdecode(b"x\xff")).mkdir()
+    (tmp_path / "link").symlink_to(os.fsdecode(b"x\xff"))
+    wrong = (tmp_path / "nowhere", place / "train.py", place / ".git/hooks", tmp_path / "link")
+    for given in (*wrong, ".", "", "relative/path", "a\0b", "~/nowhere"):
         assert refusal(given, script="train.py").code == "invalid_request"
 
 

@@ -238,3 +238,15 @@ def test_an_address_with_a_token_in_pyproject_is_refused_without_it(make):
     error = refusal(make({"pyproject.toml": text}), script="train.py")
     assert "token" in error.message
     assert TOKEN not in str(error)
+
+
+def test_the_folder_of_this_program_never_ships_where_it_lies_in_the_project(make, tmp_path, monkeypatch):
+    place = make({})
+    write(place, {".trainshed/login": CANARY, "set/.trainshed/login": CANARY, "set/a": "1"})
+    monkeypatch.setenv("TRAINSHED_HOME", str(place / ".trainshed"))
+    (place / ".trainshed").chmod(0o700)
+    found = packed(place, include=[".trainshed"])
+    assert not [path for path in shipped(found) if path.startswith(".trainshed")]
+    monkeypatch.setenv("TRAINSHED_HOME", str(place / "set/.trainshed"))
+    assert packed(place, data=["set"]).spec["data"][0]["files"] == 1
+    assert refusal(place, script="train.py", data=["set/.trainshed"]).code == "invalid_request"

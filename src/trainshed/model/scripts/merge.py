@@ -43,6 +43,7 @@ class Merged:
 
     entry: Entry | None = None
     args: tuple[str, ...] = ()
+    args_origin: Origin = Origin.ARGUMENT
     name: str | None = None
     """As given; ``None``: to be named after the entrypoint."""
     hours: float | None = None
@@ -73,6 +74,7 @@ def merge(file: Wishes, arguments: Wishes) -> Merged:
     return Merged(
         entry=entry,
         args=_first(arguments.args, file.args, ()),
+        args_origin=Origin.FILE if arguments.args is None else Origin.ARGUMENT,
         name=_first(arguments.name, name, None),
         hours=_first(arguments.hours, file.hours, None),
         vram_gb=_first(arguments.vram_gb, file.vram_gb, None),

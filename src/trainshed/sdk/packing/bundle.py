@@ -142,7 +142,7 @@ class Examined:
 def examine(asked: Asked, *, runs: bool = True) -> Examined:
     """Find, check and hash what ships; unless it ``runs`` no entrypoint is needed. Raises `InvalidSpec`."""
     project, merged, bases = asked.project, asked.merged, asked.bases
-    entry = parse_entry(merged.entry, merged.args, bases, project) if runs or merged.entry else None
+    entry = parse_entry(merged, bases, project) if runs or merged.entry else None
     places = find_data(merged.data, bases, project)
     selection = select(project, asked.includes)
     started = None if entry is None else resolve_entry(*entry, selection)

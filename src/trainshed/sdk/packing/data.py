@@ -18,7 +18,14 @@ from trainshed.sdk.packing.contents import PackedTree, pack_tree
 from trainshed.sdk.packing.entry import Bases
 from trainshed.sdk.packing.errors import invalid_request, invalid_spec
 from trainshed.sdk.packing.files import Files
-from trainshed.sdk.packing.places import Project, below, links_into_a_store, refused_place, store_around
+from trainshed.sdk.packing.places import (
+    Project,
+    below,
+    links_into_a_store,
+    own_folders,
+    refused_place,
+    store_around,
+)
 from trainshed.sdk.packing.selection import walk
 
 _OVER = re.compile("|".join(map(translate, (".git", ".hg", ".svn", ".DS_Store", "Thumbs.db"))))
@@ -131,11 +138,13 @@ def _single(place: Place) -> tuple[Files, list[str]]:
 def _folder(place: Place) -> tuple[Files, list[str]]:
     """Every file of a folder; credentials and links that leave it are passed over and counted."""
     files, credentials, links = Files(place.path), 0, 0
+    inside = (below(folder, place.path) for folder in own_folders())
+    own = tuple(f"{folder}/" for folder in inside if folder)
     for path, entry, over in walk(place.path, _OVER, most=MAX_ENTRIES):
         if over:
             continue
         info = entry.stat(follow_symlinks=False)
-        if credential_rule(path):
+        if credential_rule(path) or (own and path.startswith(own)):
             credentials += 1
         elif stat.S_ISREG(info.st_mode):
             files.add(path, info)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trainshed.model.scripts.faults import shown
-from trainshed.model.scripts.merge import Entry, Origin
+from trainshed.model.scripts.merge import Entry, Merged, Origin
 from trainshed.model.scripts.validate import split_words
 from trainshed.sdk.packing.errors import InvalidSpec, invalid_spec
 from trainshed.sdk.packing.places import Project, below
@@ -46,13 +46,12 @@ class Bases:
         return self.file if origin is Origin.FILE else self.argument
 
 
-def parse_entry(
-    entry: Entry | None, args: tuple[str, ...], bases: Bases, project: Project
-) -> tuple[str | None, tuple[str, ...]]:
+def parse_entry(merged: Merged, bases: Bases, project: Project) -> tuple[str | None, tuple[str, ...]]:
     """The script (relative to the root) and its words, or ``None`` and the words of a command.
 
     Only what the file system says without packing anything. Raises `InvalidSpec` (G63 to G65).
     """
+    entry = merged.entry
     if entry is None:
         raise invalid_spec(
             "there is nothing to run: no `script` was given, and gpu.yaml has neither `script` nor `command`",
@@ -60,10 +59,15 @@ def parse_entry(
         )
     base = bases.of(entry.origin)
     words = _words(entry, base)
+    args = _as_seen_below(merged.args, bases.of(merged.args_origin), bases, project)
     first = words[0]
     if not first.endswith(".py"):
-        return None, _interpreted(words, base, bases, project) + args
-    return _script(first, base, project), (*words[1:], *args)
+        if first.startswith(("/", "~")) and below(os.path.normpath(first), project.root) is not None:
+            raise invalid_spec(
+                f"`{shown(first)}` must be relative to the project", "The Job has the project elsewhere."
+            )
+        return None, _as_seen_below(words, base, bases, project) + args
+    return _script(first, base, project), (*_as_seen_below(words[1:], base, bases, project), *args)
 
 
 def resolve_entry(script: str | None, words: tuple[str, ...], selection: Selection) -> Started:
@@ -145,13 +149,8 @@ def _near(path: str, base: str) -> str:
     return f"Did you mean `{shown(where)}`?" if near else "Give a path relative to the project directory."
 
 
-def _interpreted(words: tuple[str, ...], base: str, bases: Bases, project: Project) -> tuple[str, ...]:
-    """The words of a command as they mean the same in the working directory (d, "Location")."""
-    first = words[0]
-    if first.startswith(("/", "~")) and below(os.path.normpath(first), project.root) is not None:
-        raise invalid_spec(
-            f"`{shown(first)}` must be relative to the project", "The Job has the project elsewhere."
-        )
+def _as_seen_below(words: tuple[str, ...], base: str, bases: Bases, project: Project) -> tuple[str, ...]:
+    """Words as they mean the same in the working directory, wherever gpu.yaml lies (d, "Location")."""
     if base == bases.argument:
         return words
     return tuple(_from_workdir(word, base, bases.argument, project) for word in words)

@@ -66,7 +66,9 @@ class Seen:
         start = f"{inside}/" if inside else ""
         count = sum(each.startswith(start) for each in self.examined.selection.files.paths)
         if count:
-            return _verdict(path, "folder", f"{count} files of it ship", ships=True)
+            return _verdict(
+                path, "folder", f"{count} {'file' if count == 1 else 'files'} of it ship", ships=True
+            )
         if f"{inside}/" in self.examined.selection.nested:
             return _verdict(path, "nested", "it is a git repository of its own; `include` ships it")
         return self._file(path, inside)

@@ -52,14 +52,17 @@ def find_project(given: str) -> Project:
             f"Write {shown(os.path.abspath(path))}",
         )
     path = os.path.normpath(path)
-    if shown(path, len(path)) != path:
-        raise invalid_request(f"`project_dir`: {shown(path)} is not UTF-8, or holds control characters")
     if not os.path.isdir(path):
         what = "is no directory" if os.path.lexists(path) else "is not there"
         raise invalid_request(f"`project_dir`: {shown(path)} {what}")
     directory = os.path.realpath(path)
+    for each in (path, directory):
+        if shown(each, len(each)) != each:
+            raise invalid_request(f"`project_dir`: {shown(each)} is not UTF-8, or holds control characters")
     repository = repository_of(directory)
     root = repository or directory
+    if ".git" in (below(directory, root) or "").lower().split("/"):
+        raise invalid_request(f"`project_dir`: {shown(path)} lies in a repository's own files")
     if said := refused_place(root):
         hint = (
             "Pack a folder of its own; `git init` in it keeps the repository around it out."
@@ -98,10 +101,17 @@ def store_around(place: str, homes: Iterable[str] | None = None) -> str | None:
             return part
         if "/".join(parts[number : number + 2]) in PAIRS:
             return "/".join(parts[number : number + 2])
-    ours = find_home()
-    if any(below(place, os.path.realpath(each)) is not None for each in {ours.config, ours.data}):
-        return "the folder of this program"
-    return None
+    return (
+        "the folder of this program"
+        if any(below(place, each) is not None for each in own_folders())
+        else None
+    )
+
+
+def own_folders() -> tuple[str, ...]:
+    """Where this program keeps what it knows of its user: keys and, of an embedded server, everything."""
+    home = find_home()
+    return tuple({os.path.realpath(home.config), os.path.realpath(home.data)})
 
 
 def home_directories() -> tuple[str, ...]:
