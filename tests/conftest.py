@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ hypothesis.settings.load_profile(
 )
 
 _LEAVE_SECONDS = 60.0
+_ROOM_BYTES = 256 << 20
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So does a shell start what runs in its background; what tests start would inherit it, and ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,6 +116,26 @@ def _migrated_postgres(postgres: PrivateCluster) -> str:
     return "migrated"
 
 
+@pytest.fixture(scope="session")
+def quick_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where small files lie in memory, if that is possible: on a disk each commit of SQLite waits for it."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or shutil.disk_usage(memory).free < _ROOM_BYTES:
+        yield tmp_path_factory.mktemp("quick")
+        return
+    with tempfile.TemporaryDirectory(prefix="trainshed-test-", dir=memory) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def sqlite_file(quick_folder: Path, _migrated_sqlite: Path) -> Iterator[Path]:
+    """A database of SQLite with the newest schema and no rows."""
+    folder = quick_folder / uuid.uuid4().hex
+    folder.mkdir()
+    yield Path(shutil.copyfile(_migrated_sqlite, folder / "database.sqlite"))
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(params=KINDS)
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database without any table, of each kind in turn."""
@@ -127,12 +149,10 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 
 
 @pytest.fixture(params=KINDS)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def database_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a database with the newest schema and no rows, of each kind in turn."""
     if request.param == "sqlite":
-        path = tmp_path / "database.sqlite"
-        shutil.copyfile(request.getfixturevalue("_migrated_sqlite"), path)
-        yield f"sqlite:///{path}"
+        yield f"sqlite:///{request.getfixturevalue('sqlite_file')}"
         return
     cluster: PrivateCluster = request.getfixturevalue("postgres")
     template = request.getfixturevalue("_migrated_postgres")

@@ -50,7 +50,7 @@ def run_as_written(script: str, folder: Path, environment: dict[str, str]) -> st
         env=environment,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n--- stderr\n{done.stderr}"

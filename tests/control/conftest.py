@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,14 +15,16 @@ from trainshed.store.database import Database
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def reused_database(request: pytest.FixtureRequest, tmp_path_factory) -> Iterator[Database]:
+def reused_database(request: pytest.FixtureRequest, quick_folder: Path) -> Iterator[Database]:
     """One database of each kind for the many short runs of a module, which empty it themselves."""
     if request.param == "sqlite":
-        path = tmp_path_factory.mktemp("reused") / "database.sqlite"
-        shutil.copyfile(request.getfixturevalue("_migrated_sqlite"), path)
+        folder = quick_folder / uuid.uuid4().hex
+        folder.mkdir()
+        path = shutil.copyfile(request.getfixturevalue("_migrated_sqlite"), folder / "database.sqlite")
         opened = Database(f"sqlite:///{path}")
         yield opened
         opened.close()
+        shutil.rmtree(folder)
         return
     cluster = request.getfixturevalue("postgres")
     template = request.getfixturevalue("_migrated_postgres")

@@ -6,11 +6,8 @@ import hashlib
 import io
 import itertools
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -371,26 +368,11 @@ class Interleavings:
         Collector(self.database, self.blobs, self.clock, grace_seconds=GRACE).run(sweep=True)
 
 
-@pytest.fixture
-def quick_database(reused_database: Database, _migrated_sqlite: Path, request: Any) -> Iterator[Database]:
-    """Each step is a transaction, and on a disk each waits for it; SQLite's file lies in memory here."""
-    memory = Path("/dev/shm")
-    if reused_database.dialect == "postgresql" or not memory.is_dir():
-        yield reused_database
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        file = Path(folder) / "database.sqlite"
-        shutil.copyfile(_migrated_sqlite, file)
-        opened = Database(f"sqlite:///{file}")
-        yield opened
-        opened.close()
-
-
 @on_one_kind_of("reused_database")  # what differs between the kinds are races, not steps
-def test_nothing_needed_is_ever_missing(quick_database):
+def test_nothing_needed_is_ever_missing(reused_database):
     @hypothesis_settings(max_examples=hypothesis_settings.default.max_examples // 2, deadline=None)
     @given(st.lists(st.sampled_from(_ACTIONS), min_size=40, max_size=80))
     def interleave(actions: list[str]) -> None:
-        Interleavings(quick_database).run(actions)
+        Interleavings(reused_database).run(actions)
 
     interleave()

@@ -48,7 +48,7 @@ def test_P14_what_still_runs_after_a_restart_can_be_followed_and_stopped(new_ser
     for _ in range(2):
         server.kill()
         server.start()
-    assert server.job(job_id)["training"]["trials"][0]["status"] == "running"
+    wait_until(lambda: server.job(job_id)["training"]["trials"][0]["status"] == "running")
     page = server.http().get(f"/v1/jobs/{job_id}/logs?source=runtime").json
     assert [item["content"] for item in page["items"]] == ["one"]
     assert not page["eof"]

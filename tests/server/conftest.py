@@ -23,11 +23,9 @@ def site(database: Database, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def sqlite_site(tmp_path: Path, _migrated_sqlite: Path) -> Iterator[Site]:
+def sqlite_site(tmp_path: Path, sqlite_file: Path) -> Iterator[Site]:
     """A site on SQLite, for what does not depend on the database."""
-    path = tmp_path / "site.sqlite"
-    path.write_bytes(_migrated_sqlite.read_bytes())
-    database = Database(f"sqlite:///{path}")
+    database = Database(f"sqlite:///{sqlite_file}")
     with open_site(database, tmp_path / "data") as opened:
         yield opened
     database.close()
