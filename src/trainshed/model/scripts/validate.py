@@ -31,7 +31,9 @@ HUB_URI = re.compile(
     r"hf://datasets/([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9][A-Za-z0-9._%-]*))?(/\S*)?"
 )
 """Repository, revision, and a path in it that begins with ``/``."""
-_OURS = re.compile(r"(?:TRAINSHED|GPU_ROUTER)_.*|GPU_(?:OUTPUT|DATA|CHECKPOINT|RESUME)_DIR")
+_OURS = re.compile(
+    r"(?:TRAINSHED|GPU_ROUTER)_.*|GPU_(?:OUTPUT|DATA|CHECKPOINT|RESUME)_DIR|GPU_CHECKPOINT_STORE"
+)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/+-]{0,63}")
 _PROVIDER = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
