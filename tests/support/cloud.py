@@ -230,7 +230,7 @@ def runs(seconds: float | None = 60.0, **course: Any) -> Course:
     )
 
 
-def wire(kind: str, **fields: Any) -> str:
+def wire(kind: str, /, **fields: Any) -> str:
     """A line of the runner."""
     return "::gpu:: " + json.dumps({"t": kind, **fields})
 

@@ -72,3 +72,11 @@ def test_G44_a_script_that_fails_is_failed_with_its_exit_code_and_its_outputs_ar
     assert tale.look.script.message == "The script ended with exit code 3."
     assert "outputs_kept" in tale.notes
     assert d.delivered(job) == {"model.bin": b"weights"}
+
+
+def test_a_run_that_began_and_failed_between_two_looks_is_failed(cloud):
+    d = cloud()
+    d.cloud.course = runs(1.0, start_after=0.5, code=2)
+    tale = d.rest(d.pack(), pause=30.0)
+    assert tale.words[-3:] == ["provisioning", "running", "failed"]
+    assert tale.look.trial.exit_code == 2

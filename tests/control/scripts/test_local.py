@@ -69,3 +69,12 @@ def test_a_packed_project_trains_on_this_machine_to_its_outputs(real):
     assert json.loads(tale.look.script.progress) == {"step": 3, "total": 3, "source": "helper"}
     assert json.loads(tale.look.script.metrics)["loss"] == pytest.approx(1 / 3)
     assert [each.step for each in tale.checkpoints], "its state is kept as well"
+
+
+def test_G44_a_program_that_fails_says_so_with_its_own_exit_code(real):
+    job = pack(real, bundle=real.bundle({"train.py": b"print('no')\nraise SystemExit(7)\n"}))
+    tale = real.rest(job)
+    assert tale.words[-2:] == ["running", "failed"]
+    assert (tale.look.trial.exit_code, tale.look.script.failure_kind) == (7, "user_error")
+    assert "no" in real.log(job)
+    assert real.delivered(job) == {}, "its folder is there, and empty"

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from trainshed.control.crashpoints import Point, reach
-from trainshed.control.scripts.ground import Ground, Look, close_attempt, locked_look, move, run_of
+from trainshed.control.scripts.ground import Ground, Look, close_attempt, locked_look, look_at, move, run_of
 from trainshed.control.scripts.heard import Heard, known_progress, listen, progress_values
 from trainshed.control.scripts.losing import Losses, blame
 from trainshed.engines.providers.contract import (
@@ -292,7 +292,8 @@ class Watcher:
             said = f"it gave {real} with {vram:g} GB where {needed:g} GB are needed"
             values["excluded"] = json.dumps({**here.script.excluded_providers, live.provider: said})
         scripts.change(connection, here.trial.id, values)
-        if promised is not None and (small or not _same_gpu(promised, real)):
+        simulated = here.held is not None and here.held.simulated
+        if promised is not None and not simulated and (small or not _same_gpu(promised, real)):
             said = f"{live.provider} promised {promised}, and it runs on {real}."
             scripts.note(connection, here.trial.id, Note.GPU_MISMATCH, said, at=now, level="warning")
         return small
@@ -310,7 +311,10 @@ class Watcher:
         close_attempt(connection, live, verdict.attempt, at=ended, exit_code=code, message=verdict.message)
         ran = max(0.0, ended - started) if started is not None else 0.0
         scripts.change(connection, here.trial.id, {"ran_seconds": here.script.ran_seconds + ran})
-        settle(connection, here, verdict, now)
+        # It may have begun in this very look, so where it stands is read again.
+        moved = look_at(connection, here.trial.id, now)
+        assert moved is not None  # noqa: S101 - it is locked
+        settle(connection, moved, verdict, now)
 
     def _too_long(self, look: Look, attempt: ScriptAttempt, provider: Provider, run: Run) -> bool:
         """One that does not begin is given up; it is cancelled, and met again it is cancelled again."""
@@ -324,7 +328,7 @@ class Watcher:
         self._losses.before_start(
             look,
             attempt,
-            Consequence(Reason.PROVISION_TIMEOUT),
+            Consequence(Reason.PROVISION_TIMEOUT, cools_down=True),
             f"it did not begin within {PROVISION_SECONDS / 60:g} minutes",
             state=AttemptState.ABANDONED,
         )
