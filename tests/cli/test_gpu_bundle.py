@@ -94,7 +94,7 @@ def test_nothing_has_to_be_run_to_look(gpu, fixed):
         (".env", "credentials", ".env"),
         ("runs/1/out", "runs", "runs/"),
         ("away", "skipped", "out of the project"),
-        ("tools", "folder", "1 files of it ship"),
+        ("tools", "folder", "1 file of it ships"),
         ("nowhere", "missing", "no such"),
         ("../elsewhere", "outside", "not in the project"),
     ],

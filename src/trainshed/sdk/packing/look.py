@@ -67,7 +67,10 @@ class Seen:
         count = sum(each.startswith(start) for each in self.examined.selection.files.paths)
         if count:
             return _verdict(
-                path, "folder", f"{count} {'file' if count == 1 else 'files'} of it ship", ships=True
+                path,
+                "folder",
+                "1 file of it ships" if count == 1 else f"{count} files of it ship",
+                ships=True,
             )
         if f"{inside}/" in self.examined.selection.nested:
             return _verdict(path, "nested", "it is a git repository of its own; `include` ships it")

@@ -122,8 +122,9 @@ def select(project: Project, includes: Sequence[tuple[str, str]]) -> Selection:
         _from_git(adding, "", project.root)
     else:
         _from_walk(adding)
+    here = set(found.files.paths) if includes else set()
     for directory, pattern in includes:
-        _Including(adding, directory, pattern).run()
+        _Including(adding, directory, pattern, here).run()
     return found
 
 
@@ -275,12 +276,13 @@ class _Adding:
 class _Including:
     """One pattern of `include` and the walk that finds what it names."""
 
-    def __init__(self, adding: _Adding, directory: str, pattern: str) -> None:
+    def __init__(self, adding: _Adding, directory: str, pattern: str, here: set[str]) -> None:
+        """``here`` are the paths that ship so far; it grows."""
         self._adding = adding
         self._root = adding.found.project.root
         self._begin = directory
         self._pattern = IncludePattern(pattern)
-        self._here = set(adding.found.files.paths)
+        self._here = here
         self._did = Included(pattern)
         adding.found.included.append(self._did)
 
