@@ -14,6 +14,7 @@ from typing import Any
 from trainshed import __version__
 from trainshed.content.blobs import BlobStore
 from trainshed.content.registry import RegistryClient
+from trainshed.control.costs import USER, ask_if_costly, runner_cost
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.fleet import SharedFleet
 from trainshed.control.frozen import FrozenImage, FrozenProfile
@@ -96,10 +97,11 @@ class Acceptance:
         self._images = images or ImageFreezer(database, RegistryClient(RegistryRules()))
         self._profiles = ProfileFreezer(blobs)
 
-    def accept(self, principal: Principal, document: Any) -> tuple[str, bool]:
+    def accept(self, principal: Principal, document: Any, *, source: str = USER) -> tuple[str, bool]:
         """The id of the Job that ``document`` names, and whether it was made by this call.
 
-        Raises `Refusal`; then nothing was stored.
+        ``source`` says by whose approval rules it is judged, ``agent`` or ``user``. Raises `Refusal`; then
+        nothing was stored.
         """
         if not principal.may(Permission.TRAINING_RUN):
             raise Refusal.of("PERMISSION_DENIED", "this key has no `training.run` in its project")
@@ -117,6 +119,7 @@ class Acceptance:
         frozen = self._freeze_images(frozen)
         job, rows, uses = self._rows(principal, project, submission, frozen)
         resumed = {i.resume_from: f"{i.request.path}.resume_from" for i in frozen if i.resume_from}
+        costs = [(item.resources.amounts.gpus, item.resources.timeout_seconds) for item in frozen]
 
         def store(connection: Connection) -> str | None:
             if job_id := self._replay(connection, principal, submission):
@@ -124,6 +127,7 @@ class Acceptance:
             hold_checkpoints(connection, resumed)
             jobs.insert_job(connection, job, rows)
             jobs.insert_contents(connection, uses)
+            ask_if_costly(connection, job, runner_cost(source, costs), at=job.created_at)
             reach(Point.ACCEPT_BEFORE_COMMIT)
             return None
 

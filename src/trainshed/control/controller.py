@@ -25,6 +25,7 @@ from trainshed.control.fleet import encode_nodes
 from trainshed.control.garbage import Housekeeping
 from trainshed.control.placing import Placer
 from trainshed.control.reconcile import Reconciler
+from trainshed.control.scripts.approving import expire
 from trainshed.control.scripts.ground import ScriptWork
 from trainshed.control.scripts.scripts import Scripts
 from trainshed.control.training.gangs import Gangs, Training
@@ -202,6 +203,7 @@ class Controller:
         if now - self._retired >= RETENTION_SECONDS and not self._retire():
             self._retired = now
         if everything:
+            expire(self._database, self._clock())
             self._garbage.look()
         self.ready.set()
         return again

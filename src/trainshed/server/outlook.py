@@ -17,7 +17,7 @@ from trainshed.control.training.frozen import waiting_of
 from trainshed.control.training.holding import RELEASE_SECONDS, runner_held, running_of
 from trainshed.control.training.sites import without_gpus
 from trainshed.model.resources import Node
-from trainshed.model.states import AllocationState
+from trainshed.model.states import AllocationState, State
 from trainshed.model.training.catalog import Catalog, Cluster, Engine
 from trainshed.policy.cluster import Held
 from trainshed.policy.effective import ServerPolicy
@@ -98,6 +98,9 @@ class Outlook:
     def answer(self, trial: Trial, task: Task) -> Answer:
         """Why a queued task waits."""
         waiting = waiting_of(trial, task, self.catalog)
+        if trial.state is State.AWAITING_APPROVAL:
+            reason = GangReason(GangWait.AWAITING_APPROVAL, pool=waiting.key.pool)
+            return Answer(starts=False, reason=reason, latest_start=None, key=waiting.key)
         yard = self.yard_of(task.cluster)
         return _nowhere(waiting) if yard is None else self._explain(yard, yard.decision, waiting)
 

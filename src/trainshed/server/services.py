@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trainshed.content.addresses import StoreAddress
 from trainshed.content.blobs import BlobStore
@@ -14,7 +13,6 @@ from trainshed.control.training.accept import TaskAcceptance
 from trainshed.control.training.catalogs import Catalogs
 from trainshed.control.training.operations import TaskOperations
 from trainshed.engines.contract import Engine
-from trainshed.model.access import Principal
 from trainshed.model.ids import IdFactory
 from trainshed.model.logs import LogFiles
 from trainshed.server.cursors import CursorSeal
@@ -58,8 +56,9 @@ class Services:
     database: Database
     blobs: BlobStore
     uploads: Uploads
-    accept: Callable[[Principal, Any], tuple[str, bool]]
-    """Takes a decoded submission; answers the Job's id and whether it is new (see ``control.accept``)."""
+    accept: Callable[..., tuple[str, bool]]
+    """Takes a `Principal`, a decoded submission and its ``source``; answers the Job's id and whether it is
+    new (see ``control.accept``)."""
     log_files: Callable[[str], LogFiles]
     """Where the frames of an Attempt's output lie."""
     tasks: TaskAcceptance

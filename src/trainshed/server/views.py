@@ -77,6 +77,7 @@ class Views:
         waiting = self._queue.answers(self._connection, of_runners, now=self._now)
         words = self._tasks([row for row in rows if row.kind not in _PLAIN], held, waiting)
         self._scripts([row for row in rows if row.kind == SCRIPT and row.state in WAITING], waiting)
+        self._questions([row for row in rows if row.state is State.AWAITING_APPROVAL], waiting)
         return [
             _trial(
                 row,
@@ -111,15 +112,27 @@ class Views:
         return {row.id: shown(found[row.id], row, held.get(row.id, ()), self._now).word for row in rows}
 
     def _scripts(self, rows: Sequence[Trial], waiting: dict[str, shapes.Waiting]) -> None:
-        """Why script Jobs wait: what routing found last, or the question to a person."""
-        asked = approvals.of_jobs(self._connection, [row.job_id for row in rows])
+        """Why script Jobs wait: what routing found last."""
         for trial_id, script in scripts.of_trials(self._connection, [row.id for row in rows]).items():
-            question = next((each for each in asked.get(script.job_id, ()) if each.answer is None), None)
             waiting[trial_id] = shapes.Waiting(
-                code="APPROVAL_REQUIRED" if question else script.word.upper(),
-                message=question.reason if question else script.route_reason or "No provider was chosen yet.",
+                code=script.word.upper(),
+                message=script.route_reason or "No provider was chosen yet.",
                 position=None,
                 estimated_start_at=iso_or_none(script.not_before),
+            )
+
+    def _questions(self, rows: Sequence[Trial], waiting: dict[str, shapes.Waiting]) -> None:
+        """What a person is asked about those that wait for an answer, of any kind."""
+        asked = approvals.of_jobs(self._connection, [row.job_id for row in rows])
+        for row in rows:
+            question = next((each for each in asked.get(row.job_id, ()) if each.answer is None), None)
+            said = (
+                "A person must approve it first."
+                if question is None
+                else f"A person is asked: {question.reason}."
+            )
+            waiting[row.id] = shapes.Waiting(
+                code="AWAITING_APPROVAL", message=said, position=None, estimated_start_at=None
             )
 
     def trial(self, row: Trial) -> shapes.Trial:

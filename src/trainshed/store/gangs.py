@@ -14,6 +14,7 @@ from trainshed.store.jobs import allocation_of, trial_of
 from trainshed.store.moves import RUNNER
 from trainshed.store.queue import newest_event
 from trainshed.store.records import Allocation, Replica, Task, Trial
+from trainshed.store.scripts import SCRIPT
 from trainshed.store.tables import allocations, attempts, events, replicas, trials
 from trainshed.store.training_tables import cordons, idle_samples, tasks
 
@@ -23,7 +24,7 @@ _ONE_PASS = 7_146_201_337
 
 # Statements are built once: building one costs several times what running it does.
 _PAIRS = select(tasks, trials).join(trials, trials.c.id == tasks.c.trial_id)
-_QUEUED = (trials.c.state == State.QUEUED, trials.c.kind != RUNNER)
+_QUEUED = (trials.c.state == State.QUEUED, trials.c.kind.not_in((RUNNER, SCRIPT)))
 _WAITING_AFTER = (
     _PAIRS.where(*_QUEUED, trials.c.id > bindparam("last")).order_by(trials.c.id).limit(bindparam("most"))
 )

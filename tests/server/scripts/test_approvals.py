@@ -68,7 +68,9 @@ def asked(site, *, verdict=VERDICT, key=None):
         scripts.set_phase(*args, at=site.clock())
         moves.lock_jobs(connection, [job["job_id"]])
         [trial] = jobs.trials_of(connection, [job["job_id"]])[job["job_id"]]
-        return approving.ask(connection, trial, job["spec_hash"], verdict, provider="kaggle", at=site.clock())
+        return approving.ask(
+            connection, [trial], job["spec_hash"], verdict, provider="kaggle", at=site.clock()
+        )
 
     return job, site.services.database.write(ask)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,23 +182,26 @@ def may_answer(connection: Connection, caller: Caller, job: Job) -> bool:
 
 def ask(
     connection: Connection,
-    trial: Trial,
+    waiting: Sequence[Trial],
     spec_hash: str,
     verdict: Verdict,
     *,
-    provider: str | None,
+    provider: str | None = None,
     at: float,
     actor: str = "controller",
 ) -> int:
-    """Bring a queued Trial to ``awaiting_approval`` with a question to a person; its id.
+    """Bring queued Trials of one Job to ``awaiting_approval`` with a question to a person; its id.
 
-    The caller holds the lock of the Job, and judged the Trial in this transaction.
+    The caller holds the lock of the Job, and judged it in this transaction.
     """
-    new = NewApproval(trial.job_id, trial.project_id, spec_hash, verdict.rules, verdict.reason, provider)
+    first = waiting[0]
+    new = NewApproval(first.job_id, first.project_id, spec_hash, verdict.rules, verdict.reason, provider)
     question = approvals.ask(connection, new, at=at, expires_at=at + LIFE_SECONDS)
     said = f"A person is asked: {verdict.reason}."
-    asked = Move(trial, State.QUEUED, State.AWAITING_APPROVAL, "APPROVAL_REQUIRED", said)
-    moves.apply(connection, [asked], at=at, actor=actor)
+    asked = [
+        Move(trial, State.QUEUED, State.AWAITING_APPROVAL, "APPROVAL_REQUIRED", said) for trial in waiting
+    ]
+    moves.apply(connection, asked, at=at, actor=actor)
     return question
 
 

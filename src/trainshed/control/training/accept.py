@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainshed import __version__
+from trainshed.control.costs import USER, ask_if_costly, dearness, task_cost
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.frozen import FrozenImage
 from trainshed.control.images import ImageFreezer
@@ -115,8 +116,11 @@ class TaskAcceptance:
             self._contents(connection, principal.project_id, effective)
         return Judged(effective, catalog, revision, effective.environment)
 
-    def accept(self, principal: Principal, document: Any) -> Accepted:
-        """The task that ``document`` names. Raises `Refusal`; then nothing was stored."""
+    def accept(self, principal: Principal, document: Any, *, source: str = USER) -> Accepted:
+        """The task that ``document`` names. Raises `Refusal`; then nothing was stored.
+
+        ``source`` says by whose approval rules it is judged, ``agent`` or ``user``.
+        """
         _may_run(principal)
         with self._database.read() as connection:
             effective, revision, _ = self._judge(connection, principal, document, smoke=False)
@@ -134,6 +138,12 @@ class TaskAcceptance:
             canonical,
         )
         job, trial, task = self._rows(principal, frozen)
+        # Which of the choices it starts with is not known yet: the dearest counts.
+        choices = [
+            task_cost(source, each.amounts.gpus, effective.spec.max_run_seconds, each.price_per_hour)
+            for each in effective.totals
+        ]
+        cost = max(choices, key=dearness)
 
         def store(connection: Connection) -> str | None:
             # Submissions of a project wait for each other, so that of twins one is first (P2, C56).
@@ -162,6 +172,7 @@ class TaskAcceptance:
                 for use in used
             ]
             jobs.insert_contents(connection, rows)
+            ask_if_costly(connection, job, cost, at=job.created_at)
             reach(Point.ACCEPT_BEFORE_COMMIT)
             return None
 

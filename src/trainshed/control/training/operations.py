@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainshed.control.costs import USER, ask_if_costly, cost_of
 from trainshed.control.crashpoints import Point, reach
 from trainshed.model.errors import Refusal
 from trainshed.model.states import REOPENINGS, TERMINAL, WAITING, AllocationState, OutputStatus, State
@@ -78,10 +79,11 @@ class TaskOperations:
 
         return self._database.write(store)
 
-    def resubmit(self, viewer: Viewer, reference: str, *, at: float, actor: str) -> str:
+    def resubmit(self, viewer: Viewer, reference: str, *, at: float, actor: str, source: str = USER) -> str:
         """Queue a task that has ended once more, with the same frozen input (c7). Answers the Job's id.
 
-        It takes a new place in the queue and counts as no automatic resubmission (C33). Raises `Refusal`
+        It takes a new place in the queue and counts as no automatic resubmission (C33); a costly one asks a
+        person again, by the rules for ``source``. Raises `Refusal`
         ``RESOURCE_IN_USE`` while the task has not ended or still holds something.
         """
 
@@ -98,6 +100,9 @@ class TaskOperations:
                 said = f"what the last Attempt of {task.name} holds is not released yet"
                 raise Refusal.of("RESOURCE_IN_USE", said, path="state", hint="Try again in a moment.")
             self._reopen(connection, task, trial, at, actor)
+            job = jobs.find_job(connection, task.project_id, task.job_id)
+            assert job is not None  # noqa: S101 - a task has a Job
+            ask_if_costly(connection, job, cost_of(task, trial, source), at=at)
             return task.job_id
 
         return self._database.write(store)
