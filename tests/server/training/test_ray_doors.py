@@ -20,7 +20,7 @@ from trainshed.sdk import Client
 from trainshed.sdk.errors import ApiError
 from trainshed.sdk.websocket import open_websocket
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(700)]
 
 
 def test_C50_a_cluster_that_is_kept_is_entered_by_shell_and_dashboard_until_it_is_stopped(
@@ -35,9 +35,11 @@ def test_C50_a_cluster_that_is_kept_is_entered_by_shell_and_dashboard_until_it_i
         workers=1,
         instance={"specs": ["c2m4"]},
         cmd="echo from-the-driver",
+        # Beside other tests a machine may take minutes to start a node.
+        env=[{"name": "RAY_raylet_start_wait_time_s", "value": "300"}],
         debug={"enabled": True, "retention_seconds": 3000},
     )
-    state = wait_until(lambda: _kept_or_ended(server, name), 300, f"{name} to be kept")
+    state = wait_until(lambda: _kept_or_ended(server, name), 500, f"{name} to be kept")
     log = server.http().get(f"/v1/tasks/{name}/logs?role=head").json["items"]
     assert state == "Retaining", "\n".join(each["content"] for each in log[:60])
     with Client(server.url, server.key) as client:
