@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from engines.gangs import codes, gang, report, settled
 from engines.machinery import LocalHarness
 from support.torch import torch_path
 from support.waiting import wait_until
-from trainshed.engines import EndedBy, ExitNotice, Launch, Observation, Precheck
+from trainshed.engines import EndedBy, Launch, Observation, Precheck
 from trainshed.engines.local.gpus import simulated
 from trainshed.jobkit import frames
 
@@ -163,68 +161,3 @@ def test_C31_a_member_that_is_lost_in_the_check_fails_all(local: LocalHarness, t
     local.engine.launch(launches[1])
     assert local.until(launches[1].attempt_id, SETTLED).exit.ended_by is EndedBy.GANG
     assert [local.starts(each.attempt_id) for each in launches] == [0, 0]
-
-
-TRAINS = textwrap.dedent("""
-    import os, signal, sys, time
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    told = []
-    signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    open(f"up-{os.environ['RANK']}", "w").write(str(int(total)))
-    step = 0
-    while os.environ.get("STEPS") != str(step):
-        flag = torch.tensor([len(told)])
-        dist.all_reduce(flag)
-        if flag.item():
-            time.sleep(2)  # a checkpoint takes its time
-            open(f"saved-{os.environ['RANK']}", "w").write(str(step))
-            break
-        step += 1
-        time.sleep(0.05)
-    dist.barrier(); dist.destroy_process_group(); sys.stdout.flush(); os._exit(0)
-""")
-PAGE = (
-    'torchrun --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" --nnodes "$WORLD_SIZE"'
-    ' --nproc_per_node 2 --node_rank "$RANK" "$TRAIN"'
-)
-
-
-@pytest.mark.timeout(300)
-def test_T7_C36_C44_the_pages_command_trains_and_its_workers_save_on_a_notice(
-    local: LocalHarness, tmp_path: Path
-) -> None:
-    train = tmp_path / "train.py"
-    train.write_text(TRAINS)
-    env = {"PATH": torch_path(), "TRAIN": str(train), "OMP_NUM_THREADS": "1"}
-    launches = [
-        replace(
-            each,
-            env={**each.env, **env},
-            limits=ROOMY,
-            timeout_seconds=600,
-            notice=ExitNotice(120),
-        )
-        for each in gang(local, [PAGE] * 2)
-    ]
-    local.engine.launch_many(launches)
-    works = [local.engine.work_directory(each.attempt_id) for each in launches]
-    for number, work in enumerate(works):
-        for rank in (2 * number, 2 * number + 1):
-            up = work / f"up-{rank}"
-            wait_until(lambda up=up: up.exists() and up.read_text() == "4", timeout=LONG, what=str(up))
-    for each in launches:
-        local.engine.notify(each.attempt_id, reason="stop", deadline=time.time() + 120)
-    ended = ends(local, launches)
-    assert [(each.exit.code, each.exit.ended_by) for each in ended] == [(0, EndedBy.STOP)] * 2, [
-        log(local, each) for each in launches
-    ]
-    for number, (work, each) in enumerate(zip(works, launches, strict=True)):
-        assert sorted(place.name for place in work.glob("saved-*")) == [
-            f"saved-{2 * number}",
-            f"saved-{2 * number + 1}",
-        ]
-        assert report(local, each.attempt_id, "EXIT_NOTICE_SENT").data["processes"] == 2
-        assert report(local, each.attempt_id, "EXIT_NOTICE_HEARD").data["seconds"] >= 2
