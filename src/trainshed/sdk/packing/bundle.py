@@ -336,6 +336,3 @@ def _named(what: str, paths: Sequence[str]) -> str:
 def _listed(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return ", ".join(shown(path, 60) for path in paths[:_NAMED]) + more
-
-
-__all__ = ["Asked", "Examined", "Packed", "ask", "examine", "host", "pack", "summary"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainshed.model.scripts.faults import shown
 from trainshed.model.scripts.merge import Entry, Merged, Origin
 from trainshed.model.scripts.validate import split_words
-from trainshed.sdk.packing.errors import InvalidSpec, invalid_spec
+from trainshed.sdk.packing.errors import invalid_spec
 from trainshed.sdk.packing.places import Project, below
 from trainshed.sdk.packing.selection import Selection
 
@@ -243,6 +243,3 @@ def _argument_warning(value: str, selection: Selection) -> str | None:
 
 def _ships(inside: str, selection: Selection) -> bool:
     return not inside or inside in selection.shipped or inside in selection.folders
-
-
-__all__ = ["Bases", "InvalidSpec", "Started", "parse_entry", "resolve_entry", "why_not"]

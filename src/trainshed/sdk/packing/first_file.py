@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainshed.model.scripts.credentials import credential_rule
-from trainshed.model.scripts.faults import shown
 from trainshed.model.scripts.validate import default_mount
 from trainshed.sdk.errors import LocalFileError
-from trainshed.sdk.packing.errors import InvalidSpec
-from trainshed.sdk.packing.left_out import is_junk, size
+from trainshed.sdk.packing.left_out import is_junk
 from trainshed.sdk.packing.places import Project, find_project
 from trainshed.sdk.packing.selection import select
 
@@ -50,7 +48,7 @@ def draft(project_dir: str) -> Draft:
         for path in ignored
         if path.endswith("/") and not is_junk(path) and not credential_rule(path) and _DATA.search(path)
     )[:_MOST_LISTED]
-    return Draft(_text(project, scripts, deps, data), scripts[0] if scripts else None, deps, data)
+    return Draft(_text(scripts, deps, data), scripts[0] if scripts else None, deps, data)
 
 
 def write_draft(target: str, text: str) -> None:
@@ -83,7 +81,7 @@ def _scripts(project: Project, inside: Sequence[str]) -> list[str]:
     )
 
 
-def _text(project: Project, scripts: Sequence[str], deps: str | None, data: Sequence[str]) -> str:
+def _text(scripts: Sequence[str], deps: str | None, data: Sequence[str]) -> str:
     lines = [
         "# What `gpu run` and coding agents start here. Paths are relative to this file.",
         "# `gpu bundle` shows what ships, `gpu init --schema` prints the schema for editors.",
@@ -135,13 +133,9 @@ def _text(project: Project, scripts: Sequence[str], deps: str | None, data: Sequ
         "# How often gpu.checkpoint_dir() is saved, in minutes; 0: never.",
         "# checkpoint_interval_min: 20",
     ]
-    del project
     return "\n".join(lines) + "\n"
 
 
 def _word(text: str) -> str:
     """Text as YAML reads it back."""
     return text if _PLAIN_WORD.fullmatch(text) else json.dumps(text)
-
-
-__all__ = ["Draft", "InvalidSpec", "draft", "shown", "size", "write_draft"]

@@ -13,7 +13,7 @@ from trainshed.model.scripts.credentials import DIRECTORIES, HOME_STORES, PAIRS,
 from trainshed.model.scripts.faults import shown
 from trainshed.model.scripts.gpu_yaml import FILE_NAME, MAX_BYTES
 from trainshed.sdk.home import find_home
-from trainshed.sdk.packing.errors import InvalidSpec, invalid_request, invalid_spec
+from trainshed.sdk.packing.errors import invalid_request, invalid_spec
 from trainshed.sdk.packing.git import repository_of
 
 MOST_LOOKED_AT = 20_000
@@ -175,15 +175,3 @@ def links_into_a_store(place: str) -> Iterator[str]:
                         waiting.append(entry.path)
         except OSError:
             continue
-
-
-__all__ = [
-    "InvalidSpec",
-    "Project",
-    "below",
-    "find_project",
-    "links_into_a_store",
-    "read_spec_file",
-    "refused_place",
-    "store_around",
-]
