@@ -16,7 +16,7 @@ from support.waiting import wait_until
 from support.wheels import wheel
 from support.work_folders import WorkFolder, finish
 
-USE = "import tiny_thing, sys\nprint(tiny_thing.VERSION, sys.prefix)\n"
+USE = "import os, tiny_thing\nprint(tiny_thing.VERSION, os.path.dirname(tiny_thing.__file__))\n"
 UV = Path(sysconfig.get_path("scripts")) / "uv"
 
 
@@ -78,9 +78,9 @@ def own_packages() -> set[str]:
 def test_G10_packages_of_a_requirements_file_are_importable_and_the_log_shows_it(tmp_path, installer):
     work = job(tmp_path / "work")
     done = work.run(**installer)
-    version, prefix = done.lines[-1].split()
+    version, place = done.lines[-1].split()
     assert (done.code, version) == (0, "1.0")
-    assert prefix == str(work.path / ".gpu" / "env")
+    assert place.startswith(str(work.path / ".gpu" / "env"))
     assert f"gpu: installing requirements.txt with {installer['INSTALLER']}" in done.lines
     assert any("tiny" in line and ("Successfully installed" in line or "+ " in line) for line in done.lines)
 
@@ -201,8 +201,25 @@ def test_files_of_the_job_itself_are_installed_for_it_alone(tmp_path, offline, l
     (work.path / "code" / "own").mkdir()
     shutil.copy(links / "tiny_thing-1.0-py3-none-any.whl", work.path / "code" / "own")
     done = work.run(TRAINSHED_ENV_CACHE=str(cache), **offline)
-    assert done.lines[-1] == f"1.0 {work.path / '.gpu' / 'env'}"
+    assert done.lines[-1].startswith(f"1.0 {work.path / '.gpu' / 'env'}")
     assert not cache.exists()
+
+
+@pytest.mark.parametrize("kind", ["none", "requirements"])
+def test_G12_what_a_program_installs_itself_is_for_it_alone(tmp_path, offline, links, kind):
+    """Neither the caller's environment nor the one that Jobs share has it afterwards."""
+    shown = "python -c 'import tiny_need as t; print(t.__file__)'"
+    installs = f"pip install -q --disable-pip-version-check tiny_need && {shown}"
+    work = job(tmp_path / "work", "other_thing\n").manifest(
+        {"command": ["bash", "-c", installs]}, {"kind": kind, "file": "requirements.txt"}
+    )
+    wheel(links, "other_thing")
+    cache = tmp_path / "cache"
+    done = work.run(**offline, TRAINSHED_ENV_CACHE=str(cache), PIP_NO_INDEX="1", PIP_FIND_LINKS=str(links))
+    assert done.code == 0, done.text
+    assert done.lines[-1].startswith(str(work.path / ".gpu" / "env"))
+    assert own_packages() == set()
+    assert list(cache.rglob("tiny_need*")) == []
 
 
 def test_a_cache_that_cannot_be_used_is_done_without(tmp_path, offline):

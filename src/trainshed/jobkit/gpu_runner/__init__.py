@@ -17,7 +17,7 @@ It is shipped with the project, needs Python 3.8 and nothing else, and is starte
         checkpoint_requested     made by whoever wants a checkpoint now; removed once one was stored that has
                                  something the program saved after that
         exit.json                the exit record, written by rename, whatever happened
-        env/                     packages, where no cache of environments is given
+        env/                     the program's virtual environment
 
 Exit record (also the last line of the log, as ``exit``)::
 
@@ -46,8 +46,8 @@ owner's, or that finds another owner there, writes nothing more. Three checkpoin
 checkpoints may be hard links to one another; they are never written again.
 
 Engine's choice: ``GPU_RESUME_DIR`` as given to the *runner* is a folder like ``<n>/`` above, with its
-``manifest.json`` and ``files/``. It is verified and copied to ``restored/``. If it is damaged, what ``latest``
-names is tried, then older ones, and then the program starts fresh; the log says each.
+``manifest.json`` and ``files/``. It is verified and copied to ``restored/``. If it is damaged, what
+``latest`` names is tried, then older ones, and then the program starts fresh; the log says each.
 
 Environment, besides that of the program: ``TRAINSHED_JOB_ID``, ``TRAINSHED_ATTEMPT``,
 ``TRAINSHED_PROTOCOL=1`` and, all optional and hidden from the program: ``TRAINSHED_ENV_CACHE`` (folder of

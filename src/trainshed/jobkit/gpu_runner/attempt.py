@@ -182,7 +182,7 @@ def _variables(place: Place, environment: Environment, cwd: str, *, resumed: boo
     sources = [folder for top in tops for folder in (top, os.path.join(top, "src")) if os.path.isdir(folder)]
     lib = os.path.join(os.path.dirname(os.path.abspath(__file__)), LIB)
     given = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    path = [environment.folder, *env.get("PATH", os.defpath).split(os.pathsep)]
+    path = [*environment.folders, *env.get("PATH", os.defpath).split(os.pathsep)]
     env.update(environment.variables)
     env.update(
         PATH=os.pathsep.join(path),

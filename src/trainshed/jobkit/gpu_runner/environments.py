@@ -1,15 +1,16 @@
-"""The packages that a Job asks for, in an environment of their own.
+"""The packages that a Job asks for, in environments of their own.
 
-An environment is a virtual one on top of the interpreter that runs this, whose packages it sees: a framework
-that is here already is used and not fetched again. Environments are kept in a folder that Jobs share, under a
-name made of everything that decides their content::
+A program runs in a virtual environment that only its Attempt has, ``.gpu/env``: what it installs itself goes
+there. It sees the packages of the interpreter that runs this, so that a framework that is here already is
+used and not fetched again, and before those the packages that the Job asks for. These are in an environment
+that Jobs share, kept under a name made of everything that decides its content::
 
     <cache>/<key>.lock           shared (flock) while a Job uses the environment, exclusive while it is made
     <cache>/<key>/               the virtual environment
     <cache>/<key>/complete       written last; touched by each Job that uses it
 
 One that was cut short has no `complete` and is made anew. Requirements that lead to files of the Job itself
-(``-e .``, ``./lib``) give an environment that only this Job has, for those files go with it.
+(``-e .``, ``./lib``) are installed into the Attempt's own environment, for those files go with it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from trainshed.jobkit.gpu_runner import program, say
 from trainshed.jobkit.gpu_runner.jobs import HIDDEN, Broken, inside
 from trainshed.jobkit.gpu_runner.output import Relay
 
-COMPLETE = "complete"
+COMPLETE, OWN = "complete", "env"
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
 """What is so large that one that is here must be used. uv does not see it, pip does."""
 _UNUSED_SECONDS = 30 * 86400.0
@@ -60,10 +61,10 @@ if TYPE_CHECKING:
 class Environment:
     """What runs the program."""
 
-    def __init__(self, python: str, folder: str, variables: dict[str, str]) -> None:
+    def __init__(self, python: str, folders: list[str], variables: dict[str, str]) -> None:
         self.python = python
-        self.folder = folder
-        """Has the programs ``python`` and ``python3``, and those of the packages."""
+        self.folders = folders
+        """Have the programs ``python`` and ``python3``, and those of the packages; to be looked in first."""
         self.variables = variables
 
 
@@ -75,9 +76,13 @@ def prepare(place: Place, deps: Deps, stop: program.Stop) -> Environment:
     """The environment of a Job, made if need be. Raises `Broken` and `Stopped`."""
     _check_python(deps.python_requires)
     wanted = _Wanted(place, deps)
-    if not wanted.texts:
+    if wanted.texts:
+        return _Making(place, wanted, stop).get()
+    try:
+        return _own(place, [])
+    except (OSError, ImportError, ValueError) as problem:
+        say.note(f"there is no virtual environment for the program: {problem}")
         return _plain(place)
-    return _Making(place, wanted, stop).get()
 
 
 class _Wanted:
@@ -156,12 +161,13 @@ class _Making:
         cache = None if self._wanted.private else self._place.cache
         if cache:
             try:
-                return self._shared(cache)
+                return _own(self._place, [self._shared(cache)])
             except OSError as problem:
                 say.note(f"environments cannot be kept in {cache}: {problem.strerror or problem}")
-        return self._make(self._place.state("env"))
+        return _of(self._make(self._place.state(OWN)))
 
-    def _shared(self, cache: str) -> Environment:
+    def _shared(self, cache: str) -> str:
+        """The folder of an environment that Jobs share."""
         key = self._wanted.key()
         os.makedirs(cache, exist_ok=True)
         path = os.path.join(os.path.abspath(cache), key)
@@ -173,12 +179,11 @@ class _Making:
         if _complete(path):
             say.note(f"{self._wanted.name} is installed already (environment {key[:12]})")
             os.utime(os.path.join(path, COMPLETE))
-            environment = _of(path)
         else:
-            environment = self._make(path)
+            self._make(path)
             _evict(cache, key)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        return environment
+        return path
 
     def _alone(self, lock: int) -> None:
         """Have the lock to ourselves."""
@@ -192,11 +197,14 @@ class _Making:
             raise Stopped
         time.sleep(_LOOK_SECONDS)
 
-    def _make(self, path: str) -> Environment:
+    def _make(self, path: str) -> str:
         shutil.rmtree(path, ignore_errors=True)
         began = time.monotonic()
         try:
-            self._venv(path)
+            try:
+                _venv(path, [])
+            except (ImportError, ValueError) as problem:
+                raise Broken(f"there is no virtual environment for the packages: {problem}") from None
             self._install(path)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
@@ -204,17 +212,7 @@ class _Making:
         with open(os.path.join(path, COMPLETE), "wb") as file:
             os.fsync(file.fileno())
         say.note(f"installed {self._wanted.name} in {time.monotonic() - began:.1f} s")
-        return _of(path)
-
-    def _venv(self, path: str) -> None:
-        """A virtual environment that sees the packages of the interpreter that runs this."""
-        self._call([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", path])
-        if sys.prefix != sys.base_prefix:
-            asked = [_python(path), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-            into = _said_by(asked).stdout.decode().strip()
-            lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _site_folders())
-            with open(os.path.join(into, "_interpreter.pth"), "w", encoding="utf-8") as file:
-                file.write(lines)
+        return path
 
     def _install(self, path: str) -> None:
         uv = shutil.which("uv")
@@ -262,19 +260,56 @@ def _fail(argv: list[str], code: int, name: str) -> NoReturn:
 
 
 def _plain(place: Place) -> Environment:
-    """No packages: the interpreter that runs this, under the names by which programs call it."""
+    """The interpreter that runs this, under the names by which programs call it."""
     folder = place.state("bin")
+    _programs(folder, {name: [sys.executable] for name in ("python", "python3")})
+    return Environment(sys.executable, [folder], {})
+
+
+def _programs(folder: str, programs: dict[str, list[str]]) -> None:
+    """Short names for programs."""
     os.makedirs(folder, exist_ok=True)
-    for name in ("python", "python3"):
+    for name, argv in programs.items():
         path = os.path.join(folder, name)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-        os.chmod(path, 0o755)  # noqa: S103 - a program, in the Job's own folder
-    return Environment(sys.executable, folder, {})
+        if not os.path.lexists(path):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+            os.chmod(path, 0o755)  # noqa: S103 - a program, in the Job's own folder
+
+
+def _own(place: Place, below: list[str]) -> Environment:
+    """The environment that only this Attempt has, on top of others."""
+    path = place.state(OWN)
+    shutil.rmtree(path, ignore_errors=True)
+    _venv(path, [_packages(folder) for folder in below])
+    environment = _of(path)
+    environment.folders += [os.path.join(folder, "bin") for folder in below]
+    return environment
+
+
+def _venv(path: str, below: list[str]) -> None:
+    """A virtual environment that sees these folders of packages, and those of the interpreter that runs this.
+
+    Raises `OSError`, ``ImportError`` and ``ValueError``.
+    """
+    builder = importlib.import_module("venv")  # some systems have it in a package of its own
+    builder.EnvBuilder(system_site_packages=True, symlinks=True).create(path)
+    if sys.prefix != sys.base_prefix:  # else they are seen as it is
+        below = [*below, *_site_folders()]
+    lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in below)
+    with open(os.path.join(_packages(path), "_below.pth"), "w", encoding="utf-8") as file:
+        file.write(lines)
+
+
+def _packages(path: str) -> str:
+    """Where the packages of a virtual environment lie."""
+    return sysconfig.get_path("purelib", "posix_prefix", {"base": path, "platbase": path})
 
 
 def _of(path: str) -> Environment:
-    return Environment(_python(path), os.path.join(path, "bin"), {"VIRTUAL_ENV": path})
+    """What an environment gives a program, ``pip`` among it: another's would install elsewhere."""
+    _programs(os.path.join(path, "bin"), {name: [_python(path), "-m", "pip"] for name in ("pip", "pip3")})
+    return Environment(_python(path), [os.path.join(path, "bin")], {"VIRTUAL_ENV": path})
 
 
 def _python(path: str) -> str:

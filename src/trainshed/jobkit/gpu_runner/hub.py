@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 _CHUNK = 1 << 20
 _TRIES, _PAUSE_SECONDS = 4, 1.0
 _TIMEOUT = 60.0
+_AT_ONCE = 8
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _MOST_PAGES = 10_000
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
@@ -126,12 +128,21 @@ class _Hub:
             raise Broken("HF_ENDPOINT must be an http or https address")
         self._token = token
         self._stopped = stopped
+        self._over = False
+        """One file could not be fetched: the others are not needed."""
         self._opener = urllib.request.build_opener(_KeepToken)
 
     def fetch(self, address: Address, part: str) -> None:
         commit = self._commit(address)
-        for entry in self._files(address, commit):
-            self._file(address.repo, commit, entry, part)
+        files = self._files(address, commit)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            waiting = [pool.submit(self._file, address.repo, commit, entry, part) for entry in files]
+            try:
+                for one in waiting:
+                    one.result()
+            except BaseException:
+                self._over = True
+                raise
 
     def _commit(self, address: Address) -> str:
         """One revision for all the files, even if the branch goes on meanwhile."""
@@ -229,7 +240,7 @@ class _Hub:
         return urllib.parse.urlsplit(url).netloc == urllib.parse.urlsplit(self._base).netloc
 
     def _check(self) -> None:
-        if self._stopped():
+        if self._over or self._stopped():
             raise OSError("told to stop")
 
 
