@@ -41,6 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)  # of what `-k` and `-m` left, so that they can ask for a kind of database
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if twins := left_out(items):
         config.hook.pytest_deselected(items=twins)

@@ -19,6 +19,7 @@ from trainshed.model.states import MOVES, TERMINAL, AllocationState, State
 from trainshed.policy.effective import ServerPolicy
 from trainshed.store.database import Database
 
+pytestmark = pytest.mark.every_database
 _POLICY = ServerPolicy(stop_grace_seconds=0.2)
 
 

@@ -190,6 +190,7 @@ def submission(command: str) -> dict:
     return {"type": "train", "request_id": "r", "spec": spec}
 
 
+@pytest.mark.every_database
 def test_api_and_controller_may_be_two_processes(tmp_path: Path, database_url: str):
     data = tmp_path / "data"
     options = ["--database-url", database_url]

@@ -1,5 +1,6 @@
-"""On which kinds of database tests run: those of the store on all of them, all others on one.
+"""On which kinds of database tests run: what may differ between them on all, everything else on one.
 
+All: the tests of the store, the promises, and what is marked ``every_database``, races above all.
 ``TRAINSHED_TEST_DATABASES`` names kinds, ``sqlite,postgresql`` for instance, that every test is to run on.
 Without it, what is built on the store runs on either kind, in turn: the same kind in each run, half of the
 tests of a module on each.
@@ -16,8 +17,8 @@ import pytest
 
 _EVERY = os.environ.get("TRAINSHED_TEST_DATABASES")
 KINDS = (_EVERY or "sqlite,postgresql").split(",")
-_CONFORMANCE = "store"
-"""The folder of what proves that the kinds are alike."""
+_ON_ALL = frozenset({"store", "promises"})
+"""Folders of what proves that the kinds are alike."""
 
 
 def on_one_kind_of(fixture: str) -> pytest.MarkDecorator:
@@ -35,7 +36,7 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     twins: defaultdict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
         kind = _kind_of(item)
-        if kind is not None and _CONFORMANCE not in item.path.parent.parts:
+        if kind is not None and not _on_all(item):
             name, _, parameters = item.nodeid.partition("[")
             twins[f"{name}[{parameters.replace(kind, '')}"][kind] = item
     found = []
@@ -43,6 +44,10 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         kept = sorted(by_kind)[zlib.crc32(key.encode()) % len(by_kind)]
         found += [item for kind, item in by_kind.items() if kind != kept]
     return found
+
+
+def _on_all(item: pytest.Item) -> bool:
+    return item.path.parent.name in _ON_ALL or item.get_closest_marker("every_database") is not None
 
 
 def _kind_of(item: pytest.Item) -> str | None:
