@@ -56,7 +56,17 @@ def ray_launches(
                 600,
                 task.grace_seconds + GRACE_MARGIN_SECONDS,
                 mounts=part.mounts,
-                gang=Gang(gang_id, rank, len(placed), part.role, node, meeting, 240.0),
+                gang=Gang(
+                    gang_id,
+                    rank,
+                    len(placed),
+                    part.role,
+                    node,
+                    meeting,
+                    240.0,
+                    # As the server does: workers of a cluster that follows its load may leave.
+                    tuple(range(1, len(placed) - 1)) if task.scaling else (),
+                ),
                 secrets=secrets or {},
             )
         )
