@@ -152,7 +152,7 @@ def test_at_most_three_arguments_are_told_and_at_most_six_warnings(make):
     found = packed(place, args=[f"d{number}" for number in range(9)], include=["x1", "x2", "x3"])
     warnings = found.summary["warnings"]
     assert [text.startswith("argument") for text in warnings] == [True, True, False, False, False, False]
-    assert warnings[2] == "7 more arguments name what does not ship"
+    assert warnings[2] == "7 more arguments have such a fault"
     assert "more warnings" in warnings[-1]
     assert all(len(text) <= 300 for text in warnings)
 

@@ -161,6 +161,12 @@ def test_G49_a_refusal_never_holds_the_value(make, arguments):
     assert CANARY not in told
 
 
+@pytest.mark.parametrize("args", [["--token", TOKEN], [f"--token={TOKEN}"]])
+def test_a_token_among_the_arguments_is_told_without_it(make, args):
+    found = packed(make({}), args=args)
+    assert TOKEN not in warned(found, "`gpu secrets set NAME`")
+
+
 def test_a_gpu_yaml_that_is_a_link_out_is_not_read(make, home):
     write(home, {".aws/credentials": f"secret: {CANARY}\n", "x.yaml": f"{CANARY}: 1\n"})
     for target in (".aws/credentials", "x.yaml"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from trainshed.model.scripts.faults import shown
 from trainshed.model.scripts.merge import Entry, Merged, Origin
+from trainshed.model.scripts.secret_names import token_shaped
 from trainshed.model.scripts.validate import split_words
 from trainshed.sdk.packing.errors import invalid_spec
 from trainshed.sdk.packing.places import Project, below
@@ -205,9 +206,14 @@ def _argument_warnings(words: Iterable[str], selection: Selection) -> list[str]:
         value = word.partition("=")[2] if word.startswith("-") else word
         if said := _argument_warning(value, selection):
             found.append(said)
+        elif token_shaped(value):
+            found.append(
+                "an argument holds what looks like a token, and arguments are stored with the Job: "
+                "use `gpu secrets set NAME`, and list NAME under `secrets:` in gpu.yaml"
+            )
     more = len(found) - MAX_ARGUMENT_WARNINGS
     if more > 0:
-        found = [*found[: MAX_ARGUMENT_WARNINGS - 1], f"{more + 1} more arguments name what does not ship"]
+        found = [*found[: MAX_ARGUMENT_WARNINGS - 1], f"{more + 1} more arguments have such a fault"]
     return found
 
 
