@@ -109,7 +109,10 @@ def gone(local: LocalHarness) -> LocalHarness:
 
 
 def test_C50_a_program_that_takes_its_shims_ears_only_delays_a_shell(gone: LocalHarness) -> None:
+    pid = gone.shim_pid("attempt-1")
     shell = gone.engine.open_shell("attempt-1", rows=24, columns=80)
     os.write(shell.terminal, b"exit 5\n")
     assert ending(shell) == 5
     shell.close()
+    assert not (gone.folder("attempt-1") / "shells" / "0123456789abcdef").is_symlink()
+    assert gone.shim_pid("attempt-1") == pid  # the request that nobody made did nothing to its lock

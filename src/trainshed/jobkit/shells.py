@@ -20,9 +20,10 @@ import signal
 
 from trainshed.jobkit import cgroups, child, folder, linux, procs, sandbox, seccomp
 
-PROGRAMS = ("bash", "sh")
-TERM = "xterm-256color"
-"""What the terminal says that it is, where the program says nothing."""
+PROGRAMS = (("bash", "--norc"), ("sh",))
+"""Start-up files would change the variables that are to be the program's."""
+SHOWN = {"TERM": "xterm-256color", "PS1": "$PWD $ "}
+"""What a terminal needs besides, where the program says nothing."""
 MOST = 16
 """Shells beside one program; what more is asked for is refused."""
 _NAME = re.compile(r"[0-9a-f]{16}")
@@ -73,7 +74,7 @@ class Shells:
             except OSError:
                 continue  # whoever asked does not wait for ever
             if pid == 0:
-                _lead(self._path, name, shim, self._main, self._launch(), len(self._leaders) < MOST)
+                _lead(self._path, name, shim, self._main, self._launch(), len(self._leaders))
             self._leaders.add(pid)
 
     def ended(self, pid: int) -> None:
@@ -113,9 +114,8 @@ def socket_path(folder_fd: int, name: str) -> str:
     return f"/proc/self/fd/{folder_fd}/{name}"
 
 
-def _lead(path: str, name: str, shim: int, main: int, launch: Json, welcome: bool) -> NoReturn:  # noqa: FBT001
+def _lead(path: str, name: str, shim: int, main: int, launch: Json, others: int) -> NoReturn:
     """In the child of the shim: lead the session of one shell until one of the two ends."""
-    step = "be prepared"
     try:
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != shim:
@@ -125,8 +125,12 @@ def _lead(path: str, name: str, shim: int, main: int, launch: Json, welcome: boo
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         _connect(path, name)
-        step = "enter the surroundings of the program" if welcome else "be another of so many"
-        _refuse_unless(welcome)
+    except BaseException:  # noqa: BLE001 - nothing may return into the shim's code
+        os._exit(0)  # whoever asked is gone, or was never there; descriptor 3 is still one of the shim's
+    step = "be one more of them"
+    try:
+        _refuse_too_many(others)
+        step = "enter the surroundings of the program"
         environment = _environment(main, launch)
         group = cgroups.Group(cgroups.Layout.from_json(launch["cgroups"]), launch["attempt_id"])
         group.enter()
@@ -148,14 +152,14 @@ def _lead(path: str, name: str, shim: int, main: int, launch: Json, welcome: boo
         try:
             os.write(_CONNECTION, message)
         except OSError:
-            pass  # whoever asked is gone, or was never there
+            pass  # whoever asked is gone
     finally:
         os._exit(0)
 
 
-def _refuse_unless(welcome: bool) -> None:  # noqa: FBT001 - the function has one meaning
-    if not welcome:
-        raise OSError(0, f"there are {MOST} beside this program already")
+def _refuse_too_many(others: int) -> None:
+    if others >= MOST:
+        raise OSError(0, f"there are {others} beside this program already")
 
 
 def _connect(path: str, name: str) -> None:
@@ -181,7 +185,7 @@ def _connect(path: str, name: str) -> None:
 
 def _environment(main: int, launch: Json) -> dict[str, str]:
     """The program's variables as it was executed with, hidden values among them."""
-    found: dict[str, str] = {"TERM": TERM, **({} if procs.environment(main) else launch["env"])}
+    found: dict[str, str] = {**SHOWN, **({} if procs.environment(main) else launch["env"])}
     for variable in procs.environment(main):
         key, equals, value = variable.partition(b"=")
         if key and equals:
@@ -227,7 +231,7 @@ def _start(environment: dict[str, str], *, confined: bool) -> int:
                 seccomp.forbid()
             for program in PROGRAMS:
                 try:
-                    os.execvpe(program, [program], environment)  # noqa: S606 - a shell is what was asked for
+                    os.execvpe(program[0], program, environment)  # noqa: S606 - a shell is what was asked for
                 except OSError as error:
                     reason = error.strerror or repr(error)
             os.write(failure_write, reason.encode())

@@ -271,7 +271,7 @@ def test_C50_what_cannot_be_opened_is_refused_before_the_upgrade_in_the_one_shap
     assert refused(lambda: elsewhere(path, Origin="null")) == (403, "ORIGIN_DENIED")
     assert refused(lambda: elsewhere("/v1/tasks")) == (404, "NOT_FOUND")
     with elsewhere(f"/api{path}", Origin=module_server.url) as connection:
-        Screen(connection).until(b"$" if os.getuid() else b"#")
+        Screen(connection).until(b"/work $ ")
 
 
 def test_C50_there_are_so_many_shells_of_a_task_and_a_key_that_is_revoked_has_none(
