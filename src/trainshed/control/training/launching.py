@@ -96,7 +96,8 @@ def build_joins(frame: Frame, hosts: Mapping[int, Host]) -> list[Launch]:
 def meeting_of(gang: HeldGang) -> Meeting:
     """Where a gang that was launched met."""
     said = json.loads(gang.allocation.meeting or '{"hosts": [], "port": 0}')
-    return Meeting(tuple(Host(*host) for host in said["hosts"]), said["port"])
+    hosts = tuple(Host(*host) for host in said["hosts"])
+    return Meeting(hosts, said["port"], said.get("dashboard_port", 0))
 
 
 def _launch(
