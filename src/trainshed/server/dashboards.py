@@ -174,8 +174,8 @@ async def talk(
 ) -> None:
     """A WebSocket at the dashboard, message by message. Raises `Refusal` ``DASHBOARD_UNAVAILABLE``."""
     # Imported where it is needed: few servers ever have one.
-    from websockets.asyncio.client import connect  # noqa: PLC0415
-    from websockets.exceptions import WebSocketException  # noqa: PLC0415
+    from websockets.asyncio.client import connect  # noqa: PLC0415 - few servers are asked for a dashboard
+    from websockets.exceptions import WebSocketException  # noqa: PLC0415 - as above
 
     class Connect(connect):
         def process_redirect(self, exc: Exception) -> Exception | str:
