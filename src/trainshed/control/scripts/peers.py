@@ -16,13 +16,16 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import psutil
 
 MARKERS = ("CLAUDECODE", "CODEX_SANDBOX", "CODEX_SANDBOX_NETWORK_DISABLED", "TRAINSHED_AGENT")
 """Variables in the environment of what an agent runs (c.6)."""
 PROGRAMS = frozenset({"aider", "claude", "codex", "cursor-agent", "gemini", "goose", "opencode"})
 """Agents themselves: what they start is marked, they are not."""
 Address = tuple[str, int]
-_PROC = Path("/proc")
+_PROC, _DEV = Path("/proc"), Path("/dev")
 _TABLES = ("tcp", "tcp6")
 _ESTABLISHED = "01"
 _MOST_ANCESTORS = 64
@@ -88,12 +91,10 @@ def peer_of(client: Address | None, server: Address | None) -> Peer:
     """
     if client is None or server is None:
         return Peer(here=True)
-    chains: tuple[tuple[Process, ...], ...] = ()
-    inode = _inode(client, server)
-    if inode is not None:
-        chains = tuple(_chain(pid) for pid in _holders(inode))
-        chains = tuple(chain for chain in chains if chain)
-    return Peer(here=inode is not None or _is_loopback(client[0]), chains=chains)
+    looking = _ByProc() if _PROC.joinpath("self", "stat").exists() else ByPsutil()
+    found = [_chain(looking, pid) for pid in looking.holders(client, server)]
+    chains = tuple(chain for chain in found if chain)
+    return Peer(here=bool(found) or _is_loopback(client[0]), chains=chains)
 
 
 def show(terminal: Path, text: str) -> None:
@@ -153,12 +154,6 @@ def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, 
 _LITTLE = socket.ntohl(1) != 1
 
 
-def _holders(inode: int) -> list[int]:
-    """Every process that has the socket open, as far as we may see."""
-    wanted = f"socket:[{inode}]"
-    return [pid for pid in _pids() if any(link == wanted for link in _links(pid))]
-
-
 def _links(pid: int) -> Iterable[str]:
     try:
         places = list((_PROC / str(pid) / "fd").iterdir())
@@ -169,15 +164,17 @@ def _links(pid: int) -> Iterable[str]:
             yield str(place.readlink())
 
 
-def _pids() -> list[int]:
-    return [int(place.name) for place in _PROC.iterdir() if place.name.isdigit()]
+class _Looking(Protocol):
+    def holders(self, client: Address, server: Address) -> list[int]: ...
+
+    def look(self, pid: int) -> Process | None: ...
 
 
-def _chain(pid: int) -> tuple[Process, ...]:
+def _chain(looking: _Looking, pid: int) -> tuple[Process, ...]:
     """A process and its ancestors; empty where it is gone."""
     found: list[Process] = []
     while pid > 0 and len(found) < _MOST_ANCESTORS:
-        process = _look(pid)
+        process = looking.look(pid)
         if process is None:
             break
         found.append(process)
@@ -185,27 +182,65 @@ def _chain(pid: int) -> tuple[Process, ...]:
     return tuple(found)
 
 
-def _look(pid: int) -> Process | None:
-    place = _PROC / str(pid)
-    try:
-        head, _, rest = (place / "stat").read_text("utf-8", "replace").rpartition(")")
-        words = rest.split()
-        argv = (place / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    names = {
-        head.partition("(")[2],
-        *(Path(word.decode("utf-8", "replace")).name for word in argv[:2]),
-    }
-    return Process(
-        pid,
-        parent=int(words[1]),
-        group=int(words[2]),
-        terminal=int(words[4]),
-        foreground=int(words[5]),
-        names=frozenset(names),
-        env=_environment(place),
-    )
+class _ByProc:
+    """Looks at processes by /proc."""
+
+    def holders(self, client: Address, server: Address) -> list[int]:
+        """Every process that has the client's end open, as far as we may see."""
+        inode = _inode(client, server)
+        if inode is None:
+            return []
+        wanted = f"socket:[{inode}]"
+        pids = [int(place.name) for place in _PROC.iterdir() if place.name.isdigit()]
+        # One that may not be looked at is somewhere all the same: no process has the number 0.
+        return [pid for pid in pids if any(link == wanted for link in _links(pid))] or [0]
+
+    def look(self, pid: int) -> Process | None:
+        place = _PROC / str(pid)
+        try:
+            head, _, rest = (place / "stat").read_text("utf-8", "replace").rpartition(")")
+            words = rest.split()
+            argv = (place / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return None
+        called = (Path(word.decode("utf-8", "replace")).name for word in argv[:2])
+        return Process(
+            pid,
+            parent=int(words[1]),
+            group=int(words[2]),
+            terminal=int(words[4]),
+            foreground=int(words[5]),
+            names=frozenset({head.partition("(")[2], *called}),
+            env=_environment(place),
+        )
+
+
+class ByPsutil:
+    """The same where there is no /proc. Which group a terminal listens to cannot be told there."""
+
+    def holders(self, client: Address, server: Address) -> list[int]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.uids().effective == os.geteuid():
+                    ends = {(each.laddr, each.raddr) for each in process.net_connections("tcp")}
+                    found += [process.pid] if (client, server) in ends else []
+        return found
+
+    def look(self, pid: int) -> Process | None:
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                argv, parent, terminal = process.cmdline(), process.ppid(), process.terminal()
+                names = {process.name(), *(Path(word).name for word in argv[:2])}
+        except psutil.Error:
+            return None
+        env = None
+        with contextlib.suppress(psutil.Error):
+            env = process.environ()
+        group = os.getpgid(pid) if terminal else 0
+        number = os.stat(terminal).st_rdev if terminal else 0  # noqa: PTH116 - a text of psutil's
+        return Process(pid, parent, group, number, group, frozenset(names), env)
 
 
 def _environment(place: Path) -> Mapping[str, str] | None:
@@ -219,6 +254,9 @@ def _environment(place: Path) -> Mapping[str, str] | None:
 
 def _terminal_path(number: int) -> Path | None:
     """The device file of a terminal, where it is the one with this number."""
+    for path in _DEV.glob("ttys*") if not _PROC.exists() else ():
+        if path.stat().st_rdev == number:
+            return path
     major, minor = os.major(number), os.minor(number)
     if _PTS_FIRST <= major <= _PTS_LAST:
         path = Path(f"/dev/pts/{(major - _PTS_FIRST) * _PTS_EACH + minor}")
