@@ -36,7 +36,7 @@ LIMITED = "limited"
 PROJECTS = ["default", LIMITED]
 MAX_GPUS, BUDGET = 3, 5 * TIMEOUT
 RUNNER = "team/run"
-_RUNS = examples(40)
+_RUNS = examples(25)
 _FAST = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
 
