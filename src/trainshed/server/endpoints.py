@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -93,6 +93,10 @@ _UNKNOWN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("pool", "cluster", "cordon_id"), ("NOT_FOUND",)),
 }
 """With which of these codes an operation that declares it refuses an unknown one."""
+
+
+_REFERENCES = ("job_id", "ref")
+"""Path parameters that name a Job, and so may be a prefix of its digits."""
 
 
 def _decoded(text: str) -> str:
@@ -266,6 +270,9 @@ class Routes:
         return [*router.routes, *sockets]
 
     def _declare(self, method: str, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        if any(f"{{{name}}}" in path for name in _REFERENCES):
+            operation = replace(operation, refuses={*operation.refuses, "AMBIGUOUS_JOB_REF"})
+
         def declare(handler: Handler) -> Handler:
             self._declared.append((method, path, _endpoint(handler, operation), operation))
             return handler
@@ -348,10 +355,6 @@ def refuse_other_origins(headers: Mapping[str, str]) -> None:
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
         raise Refusal.of("ORIGIN_DENIED", f"a page of `{origin[:200]}` may not open this", path="Origin")
-
-
-_REFERENCES = ("job_id", "ref")
-"""Path parameters that name a Job, and so may be a prefix of its digits."""
 
 
 def _admit(call: Call, operation: Operation, path: dict[str, str]) -> dict[str, str]:

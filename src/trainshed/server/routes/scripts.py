@@ -30,7 +30,7 @@ routes = Routes("scripts")
 
 READ = (Permission.TRAINING_READ, Permission.TRAINING_RUN)
 RUN, STOP = (Permission.TRAINING_RUN,), (Permission.TRAINING_STOP,)
-UNKNOWN = ("JOB_NOT_FOUND", "AMBIGUOUS_JOB_REF")
+UNKNOWN = ("JOB_NOT_FOUND",)
 MAX_WAIT_SECONDS = 50
 MAX_EVENTS = 1000
 _BAD = ("INVALID_REQUEST",)
@@ -83,6 +83,11 @@ _TAIL = Param(
     {"type": "integer", "minimum": 1, "maximum": script_logs.MAX_LINES},
     "The last so many lines.",
     refuses=_BAD,
+)
+_PLACES = Param(
+    "places",
+    {"type": "string", "enum": ["1"]},
+    "Tell with each line the place behind it.",
 )
 _NO_TIME = 0.001
 
@@ -285,7 +290,7 @@ def list_events(call: Call, ref: str) -> shapes.ScriptEvents:
         "Read a script Job's log",
         answer=shapes.ScriptLog,
         any_of=READ,
-        params=(_ATTEMPT, _OFFSET, _TAIL, _MANY),
+        params=(_ATTEMPT, _OFFSET, _TAIL, _MANY, _PLACES),
         refuses=UNKNOWN,
     ),
 )
@@ -300,6 +305,7 @@ def read_logs(call: Call, ref: str) -> shapes.ScriptLog:
         offset=_number(call, "offset", 0, 2**62),
         tail=_number(call, "tail", 1, script_logs.MAX_LINES),
         limit=_number(call, "limit", 1, script_logs.MAX_LINES) or script_logs.MAX_LINES,
+        places=call.query.get("places") == "1",
     )
     if wanted.offset is not None and wanted.tail is not None:
         raise Refusal.of("INVALID_REQUEST", "give `offset` or `tail`, not both", path="tail")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainshed.control.scripts.references import job_id_of
 from trainshed.control.snapshots import manifest_files
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
@@ -19,7 +20,9 @@ from trainshed.store import runners
 routes = Routes("trials")
 
 _NOT_FOUND = ("TRIAL_NOT_FOUND",)
-JOB = Param("job_id", {"type": "string"}, "Only Trials of this Job.", refuses=("JOB_NOT_FOUND",))
+JOB = Param(
+    "job_id", {"type": "string"}, "Only Trials of this Job.", refuses=("JOB_NOT_FOUND", "AMBIGUOUS_JOB_REF")
+)
 STATUS = Param(
     "status",
     {"type": "string", "enum": list(E_TRIAL_STATUSES)},
@@ -51,6 +54,7 @@ def list_trials(call: Call) -> Page[shapes.Trial]:
     before = open_cursor(call.services.seal, "trials", call.query)
     with call.services.database.read() as connection:
         if job_id is not None:
+            job_id = job_id_of(connection, call.viewer, job_id)
             store.get_job(connection, call.project, job_id, viewer=call.viewer)
         if kind not in {None, "train"}:
             return Page(items=[])
