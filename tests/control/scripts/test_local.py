@@ -22,7 +22,8 @@ start = gpu.latest_checkpoint()
 first = int(open(start).read()) if start else 0
 gpu.total_steps(util.STEPS)
 print("arguments", json.dumps(sys.argv[1:]), os.environ["PLAIN"], os.environ.get("TOKEN_X", "none"))
-print("data", sorted(os.listdir(os.path.join(gpu.data_dir(), "set"))), open(os.path.join(gpu.data_dir(), "one")).read())
+folder = gpu.data_dir()
+print("data", sorted(os.listdir(os.path.join(folder, "set"))), open(os.path.join(folder, "one")).read())
 for step in range(first, util.STEPS):
     gpu.log(step=step + 1, loss=1.0 / (step + 1))
     with gpu.atomic_checkpoint("state.txt") as path:
