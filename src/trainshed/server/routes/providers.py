@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
-from trainshed.control.scripts.routing import RoutePlanner, known_capabilities, offers_document, offers_of
-from trainshed.engines.providers.contract import Provider, ProviderError
+from trainshed.control.scripts.book import check_provider
+from trainshed.control.scripts.routing import RoutePlanner, known_capabilities, offers_of
 from trainshed.model.errors import Refusal
 from trainshed.policy.routing.ledger import Ledger
 from trainshed.server.documents import Param
@@ -22,7 +21,6 @@ from trainshed.store.database import Connection
 routes = Routes("providers")
 
 _REFRESH = Param("refresh", {"type": "string", "enum": ["1"]}, "Ask the providers now.")
-T = TypeVar("T")
 _USABLE = frozenset({"ok", "unknown"})
 _UNITS = {"gpu_hours": "GPU-hours", "credits": "credits", "usd": "USD"}
 
@@ -43,11 +41,11 @@ def list_providers(call: Call) -> shapes.Providers:
         refuses=("PROVIDER_NOT_FOUND",),
     ),
 )
-def check_provider(call: Call, provider: str) -> shapes.Provider:
+def check_health(call: Call, provider: str) -> shapes.Provider:
     """Where another process controls, the answer is what that found last."""
     asked = call.services.scripts.providers().get(provider)
     if asked is not None:
-        _check(call, provider, asked)
+        check_provider(call.services.database, asked, call.now)
     with call.services.database.read() as connection:
         if provider not in known_capabilities(connection):
             said = f"there is no provider `{provider[:40]}`"
@@ -62,50 +60,12 @@ def check_provider(call: Call, provider: str) -> shapes.Provider:
 def read_quota(call: Call) -> shapes.Quotas:
     """As they say, or as this server reckons; each says which. A provider without a login is listed too."""
     if call.query.get("refresh") == "1":
-        for name, provider in call.services.scripts.providers().items():
-            _ask_quota(call, name, provider)
+        for provider in call.services.scripts.providers().values():
+            check_provider(call.services.database, provider, call.now)
     planner, now = call.services.scripts.planner, call.now
     with call.services.database.read() as connection:
         found = [_quota(connection, planner, name, now) for name in known_capabilities(connection)]
     return shapes.Quotas(quota=found, summary=[_sentence(each) for each in found])
-
-
-def _check(call: Call, name: str, provider: Provider) -> None:
-    health = _asked(provider.healthcheck)
-    values: dict[str, Any] = {"checked_at": call.now}
-    if isinstance(health, ProviderError):
-        values |= {"health": health.code, "message": health.message}
-    else:
-        said = " ".join(part for part in (health.message, health.hint) if part)
-        values |= {"health": health.code, "message": said or None}
-        if health.ok:
-            offers = _asked(lambda: list(provider.offers()))
-            if not isinstance(offers, ProviderError):
-                values["offers"] = offers_document(offers)
-    call.services.database.write(lambda c: store.change_state(c, name, values))
-
-
-def _ask_quota(call: Call, name: str, provider: Provider) -> None:
-    reading = _asked(provider.quota)
-    if reading is None or isinstance(reading, ProviderError):
-        return
-    values = {
-        "used": reading.used,
-        "quota_limit": reading.limit,
-        "unit": reading.unit,
-        "resets_at": reading.resets_at,
-        "live": reading.live,
-        "detail": reading.detail,
-        "observed_at": call.now,
-    }
-    call.services.database.write(lambda c: store.record_quota(c, name, values))
-
-
-def _asked(ask: Callable[[], T]) -> T | ProviderError:
-    try:
-        return ask()
-    except ProviderError as error:
-        return error
 
 
 def _view(connection: Connection, name: str) -> shapes.Provider:
