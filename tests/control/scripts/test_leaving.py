@@ -196,7 +196,7 @@ def test_g9_half_an_hour_before_its_session_ends_it_saves_and_goes_on_elsewhere(
     tale = d.until(job, "running")
     began = tale.attempts[0].started_at
     d.cloud.courses[key(d, 2, job)] = runs(60.0)
-    d.until(job, "migrating", pause=50.0)
+    d.run_until(lambda: "migrating" in d.tale(job).words, pause=50.0)
     assert d.now() - began == pytest.approx(1800 + 60, abs=400)
     tale = d.rest(job, pause=20.0)
     assert "handoff" in tale.reasons
