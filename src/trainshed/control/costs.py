@@ -64,7 +64,7 @@ def task_cost(
 def cost_of(task: Task, trial: Trial, source: str) -> Cost:
     """The same of a task that was accepted before, by what was frozen of it."""
     sums = json.loads(task.totals)
-    prices = {each["currency"]: Decimal(each["amount"]) for each in sums["price_per_hour"] or ()}
+    prices = {each["currency"]: Decimal(each["amount"]) for each in sums.get("price_per_hour") or ()}
     return task_cost(source, trial.gpus, spec_of(task).max_run_seconds, prices)
 
 
