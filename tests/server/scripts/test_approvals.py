@@ -160,7 +160,14 @@ def test_P13_the_rules_are_not_changed_by_what_an_agent_runs(module_site, person
     agent = person(env={"CLAUDECODE": "1"})
     status, refused = agent.request("PUT", "/v1/approval-policy", {"user": {"ask_secrets": True}})
     assert (status, refused["code"]) == (403, "FORBIDDEN")
+    # Nor by an agent that nobody knows: it has no terminal.
+    for method in ("PUT", "DELETE"):
+        status, refused = person(terminal=False).request(method, "/v1/approval-policy", {})
+        assert (status, refused["code"]) == (403, "FORBIDDEN")
     assert module_site.get("/v1/approval-policy").json()["changed"] == {}
+    ada = person()
+    assert ada.request("PUT", "/v1/approval-policy", {"user": {"ask_secrets": True}})[0] == 200
+    assert ada.request("DELETE", "/v1/approval-policy")[0] == 200
 
 
 def test_a_process_that_cannot_be_found_gets_no_code(module_site):

@@ -35,7 +35,7 @@ _LETTERS = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"
 _CODE_LENGTH = 8
 APPROVED, DENIED, EXPIRED = "approved", "denied", "expired"
 MAX_NOTE = 1000
-OWN_TERMINAL = "Run `gpu approve` in a terminal of your own, outside of any agent."
+OWN_TERMINAL = "Run it in a terminal of your own, outside of any agent."
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,18 @@ class Approving:
             return _find(connection, caller, approval_id)
 
         return self._database.write(store)
+
+    def require_person(self, caller: Caller, peer: Peer) -> None:
+        """Raise `Refusal` ``FORBIDDEN`` unless a person may change the rules from there.
+
+        Whoever could loosen them could say yes in advance, so on a person's own server it takes what a code
+        takes: a process in the foreground of a terminal, and no agent behind it.
+        """
+        if caller.is_agent or (peer.here and peer.agent is not None):
+            said = "an agent cannot change when people are asked"
+            raise Refusal.of("FORBIDDEN", said, hint="Ask the user to do it in a terminal of their own.")
+        if self._personal and peer.here:
+            _terminal(peer)
 
     def _check_code(self, peer: Peer, approval_id: int, code: str | None) -> None:
         _terminal(peer)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from trainshed.model.access import KeyKind, Permission
-from trainshed.model.errors import FaultList, Refusal
+from trainshed.model.access import Permission
+from trainshed.model.errors import FaultList
 from trainshed.policy import approval
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.routes.approvals import peer
@@ -53,9 +53,10 @@ def _shown(call: Call) -> shapes.ApprovalPolicy:
 def put_policy(call: Call) -> shapes.ApprovalPolicy:
     """For people who administer the project. Keys that are left out have their defaults.
 
-    Questions that are open stay open: a change answers none of them (c.5).
+    On a person's own server the caller must be in the foreground of a terminal, as for an answer. Questions
+    that are open stay open: a change answers none of them (c.5).
     """
-    _refuse_agent(call)
+    call.services.scripts.approving.require_person(caller(call), peer(call))
     document, faults = call.object(), FaultList()
     approval.read(document, faults)
     faults.raise_if_any()
@@ -77,15 +78,7 @@ def put_policy(call: Call) -> shapes.ApprovalPolicy:
 )
 def reset_policy(call: Call) -> shapes.ApprovalPolicy:
     """Back to the defaults; for people who administer the project."""
-    _refuse_agent(call)
+    call.services.scripts.approving.require_person(caller(call), peer(call))
     call.services.database.write(lambda c: store.remove(c, call.project))
     call.services.wake()
     return _shown(call)
-
-
-def _refuse_agent(call: Call) -> None:
-    who = caller(call)
-    seen = peer(call)
-    if who.is_agent or call.principal.kind is KeyKind.AGENT or (seen.here and seen.agent is not None):
-        said = "an agent cannot change when people are asked"
-        raise Refusal.of("FORBIDDEN", said, hint="Ask the user to run `gpu policy set` in a terminal.")

@@ -7,6 +7,7 @@ from typing import Any
 from trainshed.control.training.accept import Judged
 from trainshed.control.training.frozen import choices_of
 from trainshed.model.errors import Refusal
+from trainshed.model.scripts.reading import is_script
 from trainshed.model.training.reading import is_training
 from trainshed.policy.gangs.snapshot import GangClass, Waiting
 from trainshed.server.endpoints import Call, Operation, Routes
@@ -45,7 +46,10 @@ def validate(call: Call) -> shapes.ValidatedTask:
     document = call.json()
     if not is_training(document):
         said = "only training tasks are validated: `spec.kind` is `pytorch` or `ray`"
-        raise Refusal.of("INVALID_SPEC", said, path="spec.kind")
+        hint = (
+            "`POST /v1/scripts/route` says where a packed project would run." if is_script(document) else ""
+        )
+        raise Refusal.of("INVALID_SPEC", said, path="spec.kind", hint=hint)
     judged = call.services.tasks.judge(call.principal, document, smoke=True)
     effective, spec = judged.effective, judged.effective.spec
     waiting = Waiting(_NEW, class_of(judged), call.now)
