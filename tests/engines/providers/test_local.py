@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -77,14 +76,8 @@ class LocalHarness(Harness):
         return sum(each.phase != "absent" for each in seen.values())
 
     def written(self) -> str:
-        texts = []
-        for folder, _, names in os.walk(self._root / "engine"):
-            texts += [
-                Path(folder, name).read_bytes().decode("utf-8", "replace")
-                for name in names
-                if name != "control"
-            ]
-        return "\n".join(texts)
+        files = [path for path in (self._root / "engine").rglob("*") if path.is_file()]
+        return "\n".join(path.read_bytes().decode("utf-8", "replace") for path in files)
 
 
 @pytest.fixture
