@@ -203,6 +203,18 @@ def test_C51_c8_a_loss_that_goes_below_the_minimum_ends_the_gang(site):
     assert d.task(job).scaling is None
 
 
+def test_C51_a_gang_holds_no_less_than_its_minimum_whatever_is_made_up(site):
+    d = site(default=FOREVER)
+    job = start(d, workers=2, least=1)
+    d.members(job, [1, 2], run_seconds=10.0)
+    d.pass_time(11.0)
+    head_says(d, job, 0, [])
+    for _ in range(4):
+        d.pass_time(100.0)
+        d.step()
+    assert len(workers(d, job)) == 1
+
+
 def test_C51_the_end_of_a_task_is_no_shrinking(site):
     d = site(default=FOREVER)
     job = start(d, workers=1)

@@ -227,7 +227,8 @@ def gone_from(gang: Gang, view: View, now: float) -> tuple[int, ...]:
         said = gang.task.scaling is not None and rank not in known.joined
         if said or now > (gang.trial.updated_at if done is None else done.finished_at) + LEFT_UNSAID_SECONDS:
             found.append(rank)
-    return tuple(found)
+    # A head lets nobody go below the least, and ends where fewer are left: what else says so is made up.
+    return tuple(found[: max(0, len(view.optional) - bounds.least)])
 
 
 @dataclass(frozen=True, slots=True)
