@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from trainshed.content.blobs import FolderBlobStore, StoreUnavailable
-from trainshed.content.objects import ObjectBlobStore
+
+if TYPE_CHECKING:
+    from trainshed.content.objects import ObjectBlobStore
 
 SCHEMES = {
     "file": "a folder",
@@ -80,12 +82,19 @@ def open_store(address: StoreAddress, folder: Path) -> FolderBlobStore | ObjectB
     """
     if not address.remote:
         return FolderBlobStore(folder if address.url is None else _folder_of(address.url))
-    return ObjectBlobStore(_open_remote(address), folder / "incoming", address.place)
+    return _remote_store(address, folder)
 
 
 def open_impatiently(address: StoreAddress, folder: Path) -> ObjectBlobStore:
     """A remote store that gives up within seconds: for asking whether it can be used now."""
-    return ObjectBlobStore(_open_remote(address, hurry=True), folder / "incoming", address.place)
+    return _remote_store(address, folder, hurry=True)
+
+
+def _remote_store(address: StoreAddress, folder: Path, *, hurry: bool = False) -> ObjectBlobStore:
+    # A server whose blobs lie in a folder does not load the library for remote stores: it takes 4 MB.
+    from trainshed.content.objects import ObjectBlobStore  # noqa: PLC0415 - see above
+
+    return ObjectBlobStore(_open_remote(address, hurry=hurry), folder / "incoming", address.place)
 
 
 def _open_remote(address: StoreAddress, *, hurry: bool = False) -> Any:

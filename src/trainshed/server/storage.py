@@ -10,7 +10,6 @@ from pathlib import Path
 
 from trainshed.content.addresses import StoreAddress, open_impatiently, open_store
 from trainshed.content.blobs import Blob, BlobError, BlobStore, FolderBlobStore
-from trainshed.content.objects import ObjectBlobStore
 from trainshed.content.uploads import Uploads
 from trainshed.server.config import ContentSettings
 from trainshed.server.data_folder import DataFolder, write_fault
@@ -35,7 +34,7 @@ def open_blobs(settings: ContentSettings, folder: Path, stack: contextlib.ExitSt
         stack.callback(quick.close)
         quick.check()
     opened = open_store(address, folder)
-    if isinstance(opened, ObjectBlobStore):
+    if not isinstance(opened, FolderBlobStore):
         stack.callback(opened.close)
     return opened
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from trainshed.store.database import DatabaseUnavailable
@@ -29,12 +25,29 @@ def migrate(engine: Engine) -> None:
     nothing was changed then.
     """
     try:
-        _migrate(engine)
+        if not _is_current(engine):
+            _migrate(engine)
     except DBAPIError as error:
         raise DatabaseUnavailable(str(error.orig)) from error
 
 
+def _is_current(engine: Engine) -> bool:
+    """Whether nothing is to be done: as a rule, and then the library for migrations is not even loaded."""
+    newest = max(path.stem.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
+    with engine.connect() as connection:
+        if not inspect(connection).has_table("alembic_version"):
+            return False
+        found = connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all()
+    return list(found) == [newest]
+
+
 def _migrate(engine: Engine) -> None:
+    # 6 MB that a server does not need again until its program is newer.
+    from alembic import command  # noqa: PLC0415 - see above
+    from alembic.config import Config  # noqa: PLC0415 - see above
+    from alembic.runtime.migration import MigrationContext  # noqa: PLC0415 - see above
+    from alembic.script import ScriptDirectory  # noqa: PLC0415 - see above
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     with engine.begin() as connection:
