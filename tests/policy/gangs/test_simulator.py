@@ -1,4 +1,4 @@
-"""The simulator itself: fifty thousand steps over many random sites, and that a seed repeats one."""
+"""The simulator itself: a hundred thousand steps over many random sites, and that a seed repeats one."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ from policy.gangs.gang_worlds import World, gang, nodes
 from trainshed.policy.gangs import invariants, simulator
 from trainshed.policy.gangs.simulator import SimulatedSite, simulate
 
-PIECES = 20
+PIECES = 40
 STEPS = 2_500
 
 
