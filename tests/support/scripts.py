@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from support.http import Http
 from support.rows import IDS, new_job, trial_row
 from support.site import Site
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
@@ -153,3 +154,13 @@ def send_script(
         body["request_id"] = request_id
     headers = {} if source is None else {"Trainshed-Source": source}
     return site.post("/v1/jobs", body, key=key, headers=headers)
+
+
+def packed_over_http(http: Http, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The same at a real server."""
+    entries = [ContentFile(path, len(data), hashlib.sha256(data).hexdigest()) for path, data in files.items()]
+    manifest = make_manifest(ContentKind.DATASETS, entries)
+    for data in (*files.values(), manifest.encode()):
+        put = http.request("PUT", f"/v1/content/blobs/{hashlib.sha256(data).hexdigest()}", raw=data)
+        assert put.status in {200, 201}, put.body
+    return {"manifest_sha256": manifest.sha256, "files": len(files), "bytes": sum(map(len, files.values()))}
