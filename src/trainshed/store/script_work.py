@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, bindparam, func, select, text
 
 from trainshed.model.scripts.states import Note, Word
 from trainshed.model.states import State
@@ -17,6 +17,8 @@ from trainshed.store.script_tables import script_attempts, script_events, script
 from trainshed.store.scripts import SCRIPT
 from trainshed.store.tables import trials
 
+_ONE_CHOICE = 0x7363_7269_7074
+"""The name of the lock that choices of providers take, which nothing else uses."""
 _ROUTED = (
     select(scripts.c.trial_id)
     .join(trials, trials.c.id == scripts.c.trial_id)
@@ -62,6 +64,12 @@ class Span:
 
     started_at: float
     ended_at: float | None
+
+
+def lock_routing(connection: Connection) -> None:
+    """Make choices of providers wait for each other. SQLite has one writer and needs no lock."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:name)"), {"name": _ONE_CHOICE})
 
 
 def note_of(connection: Connection, trial_id: str, what: Note, attempt: int) -> ScriptEvent | None:

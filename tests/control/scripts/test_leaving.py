@@ -205,6 +205,17 @@ def test_g9_half_an_hour_before_its_session_ends_it_saves_and_goes_on_elsewhere(
     assert tale.words[-1] == "done"
 
 
+def test_g9_what_cannot_go_on_elsewhere_stays_to_the_end_of_its_session(cloud):
+    d = cloud()
+    d.cloud.capabilities = Capabilities(max_session_hours=1.0, max_concurrency=4)
+    d.boot()
+    d.cloud.course = runs(3000.0)
+    tale = d.rest(d.pack(hours=0.9, checkpoint_interval_min=0), pause=100.0)
+    assert tale.notes.count("handoff_skipped") == 1
+    assert tale.words[-1] == "done"
+    assert len(tale.attempts) == 1
+
+
 # Overrun
 
 

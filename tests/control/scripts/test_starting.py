@@ -47,8 +47,10 @@ def test_routing_to_queued_while_every_provider_is_busy_and_on_when_one_has_room
     d.step()
     assert tale.reasons[-1] == "no_capacity"
     assert tale.look.script.not_before > d.now()
-    d.rest(first)
-    assert d.rest(second).words[-4:] == ["routing", "provisioning", "running", "done"]
+    ended = d.rest(first).attempts[0].ended_at
+    tale = d.rest(second)
+    assert tale.words[-4:] == ["routing", "provisioning", "running", "done"]
+    assert tale.attempts[0].submitted_at - ended < 20, "it did not wait for its time to look again"
 
 
 def test_G52_a_gpu_that_nobody_offers_fails_with_what_is_offered(cloud):

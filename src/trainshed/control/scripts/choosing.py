@@ -15,7 +15,7 @@ from trainshed.policy import approval
 from trainshed.policy.approval import Rule, Verdict
 from trainshed.policy.migration import Budget, gave_up
 from trainshed.policy.routing import Outcome
-from trainshed.store import approvals, attempts, queue, script_attempts, scripts
+from trainshed.store import approvals, attempts, queue, script_attempts, script_work, scripts
 from trainshed.store.database import Connection
 from trainshed.store.records import Allocation
 from trainshed.store.script_records import ScriptAttempt
@@ -38,6 +38,8 @@ class Chooser:
         now = self._ground.clock()
 
         def store(connection: Connection) -> str | None:
+            # One at a time, so that a place is given away once.
+            script_work.lock_routing(connection)
             look = locked_look(connection, trial_id, now)
             if look is None or look.trial.state is not State.QUEUED or look.script.provider is not None:
                 return None

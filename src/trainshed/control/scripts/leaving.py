@@ -22,7 +22,13 @@ from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState, Note, Re
 from trainshed.model.states import State
 from trainshed.policy import approval
 from trainshed.policy.approval import Rule
-from trainshed.policy.migration import ASK_SECONDS, UNCONFIRMED_SECONDS, backoff, must_leave
+from trainshed.policy.migration import (
+    ASK_SECONDS,
+    HANDOFF_SECONDS,
+    UNCONFIRMED_SECONDS,
+    backoff,
+    must_leave,
+)
 from trainshed.store import script_attempts, script_work, scripts
 from trainshed.store.database import Connection
 from trainshed.store.script_records import ScriptAttempt, ScriptEvent
@@ -48,6 +54,7 @@ class Leaver:
         """Ask a run that has to go to save; have it leave once it did, or takes too long."""
         why = self._why(look, attempt)
         if why is None:
+            self._note_no_handoff(look, attempt)
             return
         with self._ground.database.read() as connection:
             asked = script_work.note_of(connection, look.trial.id, Note.HANDOFF_REQUESTED, attempt.number)
@@ -70,6 +77,22 @@ class Leaver:
             move(connection, here, (here.trial.state, State.MIGRATING, str(why).upper(), said), at=now)
 
         self._ground.database.write(store)
+
+    def _note_no_handoff(self, look: Look, attempt: ScriptAttempt) -> None:
+        """Say once of a run whose session ends soon that it stays there until then (g.9)."""
+        _, session = self._limits(look, attempt)
+        if session is None or attempt.started_at is None:
+            return
+        if look.now < attempt.started_at + session - HANDOFF_SECONDS:
+            return
+        with self._ground.database.read() as connection:
+            if script_work.note_of(connection, look.trial.id, Note.HANDOFF_SKIPPED, attempt.number):
+                return
+        now = self._ground.clock()
+        said = "Its session ends soon, and it could not go on from a checkpoint elsewhere."
+        self._ground.database.write(
+            lambda c: scripts.note(c, look.trial.id, Note.HANDOFF_SKIPPED, said, at=now, level="warning")
+        )
 
     def due(self, look: Look, attempt: ScriptAttempt) -> float | None:
         """When, by what is known now, the run will have to go (Unix seconds)."""

@@ -29,13 +29,23 @@ class Releaser:
         self._ground = ground
         self._finisher = finisher
         self._background = background
+        self._busy = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether something was still to be released when it was looked at last."""
+        return self._busy
 
     def step(self, unreleased: Sequence[Allocation]) -> None:
         """Try to release what is due."""
-        for allocation in unreleased:
-            elsewhere = allocation.engine in self._ground.providers and allocation.engine != self._ground.home
-            if elsewhere and allocation.state is not AllocationState.HELD and allocation.parts is None:
-                self._background.start(allocation.id, partial(self._release, allocation))
+        due = [a for a in unreleased if self._is_elsewhere(a) and a.state is not AllocationState.HELD]
+        self._busy = bool(due)
+        for allocation in due:
+            self._background.start(allocation.id, partial(self._release, allocation))
+
+    def _is_elsewhere(self, allocation: Allocation) -> bool:
+        here = allocation.parts is not None or allocation.engine == self._ground.home
+        return not here and allocation.engine in self._ground.providers
 
     def _release(self, allocation: Allocation) -> bool:
         with self._ground.database.read() as connection:

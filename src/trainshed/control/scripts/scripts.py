@@ -8,7 +8,9 @@ and gives those their place that run on this machine.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
@@ -41,7 +43,7 @@ from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Node
 from trainshed.model.scripts.spec import LOCAL
 from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState, Note
-from trainshed.model.states import TERMINAL, State
+from trainshed.model.states import ACTIVE, TERMINAL, State
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.migration import (
     CONSEQUENCES,
@@ -51,11 +53,14 @@ from trainshed.policy.migration import (
     STALLED_SECONDS,
     Consequence,
 )
+from trainshed.policy.routing import Outcome
 from trainshed.store import queue, script_work, scripts
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import Allocation, Trial
 from trainshed.store.script_records import Script, ScriptAttempt
 
+_HOLDING = ACTIVE - {State.COLLECTING}
+"""States in which a Job takes room at its provider."""
 _ROUNDS = 20
 """Steps of one Job that follow one another at once."""
 _ASK_AGAIN_SECONDS = 10.0
@@ -116,6 +121,7 @@ class Scripts:
         self._deliveries: dict[str, tuple[int, float]] = {}
         self._routed: set[str] = set()
         self._recovered = False
+        self._busy: Counter[str] = Counter()
         self._nodes: tuple[Node, ...] | None = None
 
     # The controller's thread
@@ -138,9 +144,12 @@ class Scripts:
         began = set(self._launcher.began())
         with self._database.read() as connection:
             waiting = scripts.unfinished(connection)
-            unreleased = queue.unreleased(connection)
             wanted = script_work.fetch_requested(connection)
+            # A server without script Jobs pays for one look, not for two.
+            watched = bool(waiting) or everything or self._releaser.busy
+            unreleased = queue.unreleased(connection) if watched else []
         now = self._clock()
+        self._let_in(waiting)
         running = {a.trial_id for a in unreleased if a.attempt_id in changed}
         begun = [
             trial.id
@@ -155,6 +164,20 @@ class Scripts:
             self._forget_all_but({trial.id for trial, _ in waiting}, held, began)
         self._releaser.step(unreleased)
         return bool(begun)
+
+    def _let_in(self, waiting: Sequence[tuple[Trial, Script]]) -> None:
+        """Who waits for a place need not wait for its time once a place became free."""
+        busy = Counter(s.provider for t, s in waiting if t.state in _HOLDING and s.provider is not None)
+        freed = any(busy[name] < before for name, before in self._busy.items())
+        self._busy = busy
+        full = [t.id for t, s in waiting if freed and t.state is State.QUEUED and _waits_for_room(s)]
+        if full:
+
+            def store(connection: Connection) -> None:
+                for trial_id in full:
+                    scripts.change(connection, trial_id, {"not_before": None})
+
+            self._database.write(store)
 
     def routed(self) -> set[str]:
         """Trials that wait for a place on this machine, as of the last step."""
@@ -429,6 +452,12 @@ class Scripts:
         with self._guard, contextlib.suppress(KeyError):
             del self._deliveries[trial_id]
         return True
+
+
+def _waits_for_room(script: Script) -> bool:
+    """Whether it waits because its providers had no room, and not after a loss of its own."""
+    route = json.loads(script.route or "{}")
+    return script.not_before is not None and route.get("outcome") == Outcome.WAIT
 
 
 def _face(trial: Trial, script: Script) -> tuple[object, ...]:
