@@ -30,11 +30,15 @@ INSTRUCTIONS = (
     "When an answer has guidance.needs_approval, relay guidance.tell_user to your user word for word and end "
     "your turn: only a person can approve, in their own terminal."
 )
+MOST_AT_ONCE = 200
+"""Calls that are answered at once; further ones wait for their turn."""
 OpenCalls = Callable[[ServerRequestContext[Any, Any]], Calls]
 
 
 def build(open_calls: OpenCalls) -> Server[Any]:
     """A server whose tools go through what ``open_calls`` answers for the request's caller."""
+    # Not the threads that answer requests: over HTTP each call waits for some of this same server.
+    threads = anyio.CapacityLimiter(MOST_AT_ONCE)
 
     async def list_tools(
         _context: ServerRequestContext[Any, Any], _params: types.PaginatedRequestParams | None
@@ -45,7 +49,7 @@ def build(open_calls: OpenCalls) -> Server[Any]:
         context: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         try:
-            return _result(await _run(context, params, open_calls))
+            return _result(await _run(context, params, open_calls, threads))
         except ToolError as error:
             return _result(error.as_dict(), failed=True)
 
@@ -80,7 +84,10 @@ def described(tool: ToolSpec) -> types.Tool:
 
 
 async def _run(
-    context: ServerRequestContext[Any, Any], params: types.CallToolRequestParams, open_calls: OpenCalls
+    context: ServerRequestContext[Any, Any],
+    params: types.CallToolRequestParams,
+    open_calls: OpenCalls,
+    threads: anyio.CapacityLimiter,
 ) -> dict[str, Any]:
     tool = BY_NAME.get(params.name)
     if tool is None:
@@ -94,7 +101,7 @@ async def _run(
     ask = Ask(tool.name, arguments, progress)
     try:
         return await anyio.to_thread.run_sync(
-            partial(_work, open_calls, context, ask), abandon_on_cancel=True
+            partial(_work, open_calls, context, ask), abandon_on_cancel=True, limiter=threads
         )
     except ToolError:
         raise
