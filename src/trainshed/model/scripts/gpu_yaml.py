@@ -156,7 +156,7 @@ def _decoded(key: str, value: Any) -> Any:
     if key in LISTS and isinstance(value, str) and value.lstrip().startswith("["):
         try:
             decoded = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
         return decoded if isinstance(decoded, list) else value
     if isinstance(value, float) and not math.isfinite(value):

@@ -238,7 +238,7 @@ class _Reading:
         elif digest is not None and not (isinstance(digest, str) and SHA256.fullmatch(digest)):
             self.fault(f"{where}.manifest_sha256", "must be 64 lower-case hex digits")
         elif uri is not None and not (
-            isinstance(uri, str) and len(uri) <= _MAX_LINE and HUB_URI.fullmatch(uri)
+            isinstance(uri, str) and _is_line(uri, _MAX_LINE) and HUB_URI.fullmatch(uri)
         ):
             self.fault(f"{where}.uri", "must be hf://datasets/OWNER/REPO[@REV][/FOLDER]")
         single, path = given.get("single_file"), given.get("path", "")

@@ -8,7 +8,6 @@ number that is meant as text keeps the form in which it was written.
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ MAX_WORDS, MAX_WORD_CHARS = 1000, 32_768
 MAX_ENV, MAX_ENV_CHARS = 256, 32_768
 MAX_DATA, MAX_SECRETS, MAX_LABELS = 64, 64, 64
 MAX_OPTIONS_CHARS = 16_384
+_PRINTED = 10**18
 MAX_ATTEMPTS, MAX_INTERVAL_MIN = 50, 1440
 MOUNT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _MOUNT_RULE = "lower-case letters, digits and `.`, `_`, `-`, no more than 64 characters"
@@ -164,8 +164,10 @@ def number(most: float) -> Callable[[Any], float]:
         given = bare(value)
         if isinstance(given, bool) or not isinstance(given, int | float):
             raise ValueError(f"must be a number above 0, at most {most:g}, not {_kind(value)}")  # noqa: TRY004 - as above
-        if not (0 < given <= most) or not math.isfinite(given):
-            raise ValueError(f"must be above 0 and at most {most:g}, not {given:g}")
+        if not 0 < given <= most:
+            # A whole number may be larger than what any float holds, and longer than what is printed.
+            told = f"{given:g}" if not isinstance(given, int) or abs(given) < _PRINTED else "that"
+            raise ValueError(f"must be above 0 and at most {most:g}, not {told}")
         return float(given)
 
     return read
@@ -175,7 +177,9 @@ def whole(least: int, most: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         given = bare(value)
         if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
-            told = f"{given}" if isinstance(given, int) and not isinstance(given, bool) else _kind(value)
+            told = _kind(value)
+            if isinstance(given, int) and not isinstance(given, bool):
+                told = f"{given}" if abs(given) < _PRINTED else "that"
             raise ValueError(f"must be a whole number from {least} to {most}, not {told[:40]}")
         return given
 
@@ -369,6 +373,7 @@ def labels(value: Any) -> Mapping[str, str]:
         raise ValueError(f"must be a map of at most {MAX_LABELS} texts")
     found = {}
     for key, item in value.items():
+        text(key)
         given = as_text(item)
         if len(key) > MAX_NAME or len(given) > MAX_SCRIPT:
             raise ValueError(
@@ -381,8 +386,15 @@ def labels(value: Any) -> Mapping[str, str]:
 def provider_options(value: Any) -> Mapping[str, Mapping[str, object]]:
     if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
         raise ValueError("must be a map from providers to maps")
-    found = {key.lower(): bare(each) for key, each in value.items()}
-    if len(json.dumps(found)) > MAX_OPTIONS_CHARS:
+    found = {text(key).lower(): bare(each) for key, each in value.items()}
+    try:
+        written = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        written.encode()
+    except UnicodeEncodeError:
+        raise ValueError("is not UTF-8") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"holds what JSON cannot say: {error}") from None
+    if len(written) > MAX_OPTIONS_CHARS:
         raise ValueError(f"has more than {MAX_OPTIONS_CHARS} characters as JSON")
     return found
 

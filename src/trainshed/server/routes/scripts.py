@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from pydantic import BaseModel
@@ -90,6 +91,7 @@ _PLACES = Param(
     "Tell with each line the place behind it.",
 )
 _NO_TIME = 0.001
+_LONG_NUMBER = re.compile(r"[0-9]{10,19}")
 
 
 def small(services: Services) -> int:
@@ -383,6 +385,6 @@ def fetch_script(call: Call, ref: str) -> shapes.FetchAsked:
 
 def _number(call: Call, name: str, least: int, most: int) -> int | None:
     text = call.query.get(name)
-    if text is not None and len(text) > 9 and text.isdigit() and least <= int(text) <= most:  # noqa: PLR2004 - bounded_number reads nine digits
-        return int(text)
+    if text is not None and _LONG_NUMBER.fullmatch(text) and least <= int(text) <= most:
+        return int(text)  # `bounded_number` reads nine digits
     return bounded_number(call.query, name, least, most, "INVALID_REQUEST")

@@ -1,0 +1,39 @@
+"""Specs and queries that somebody wrote to do harm: refused, and nothing that is there suffers (P1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.scripts import send_script
+
+FOLDERS = iter(f"/srv/hostile{number}" for number in range(10_000))
+LONE = "\ud800"
+"""Half of a character: JSON can say it, UTF-8 cannot."""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("labels", {LONE: "x"}),
+        ("provider_options", {LONE: {}}),
+        ("provider_options", {"kaggle": {LONE: 1}}),
+        ("provider_options", {"kaggle": {"title": LONE}}),
+        ("data", [{"mount": "a", "uri": f"hf://datasets/owner/repo/{LONE}"}]),
+        ("hours", 10**400),
+        ("vram_gb", -(10**400)),
+        ("max_attempts", 10**4000),
+    ],
+)
+def test_what_cannot_be_told_again_is_refused_and_the_list_stays_readable(module_site, key, value):
+    answer = send_script(module_site, project_dir=next(FOLDERS), **{key: value})
+    assert answer.status_code == 422, answer.text
+    assert key in answer.json()["errors"][0]["path"]
+    assert module_site.get("/v1/scripts").status_code == 200
+
+
+@pytest.mark.parametrize("number", ["²" * 10, "1" * 5000, "-1", "1e3"])
+def test_numbers_that_are_none_are_refused(module_site, number):
+    job = send_script(module_site, project_dir=next(FOLDERS)).json()["job"]
+    for query in ({"offset": number}, {"limit": number}):
+        answer = module_site.get(f"/v1/scripts/{job['id']}/logs", params=query)
+        assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
