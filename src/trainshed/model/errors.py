@@ -43,7 +43,7 @@ CODES: Mapping[str, Code] = {
         Code("FORBIDDEN", 403, "Ask the person whose Job it is; an agent cannot do this for them."),
         Code("HUMAN_SESSION_REQUIRED", 403, "Use the `trainshed` admin commands on the server instead."),
         Code("JOB_NOT_FOUND", 404, "List your project's jobs with `trainshed job list`."),
-        Code("APPROVAL_NOT_FOUND", 404, "List what waits for an answer with `trainshed approval list`."),
+        Code("APPROVAL_NOT_FOUND", 404, "`GET /v1/approvals?open=1` lists what waits for an answer."),
         Code("PROVIDER_NOT_FOUND", 404, "List the providers with `gpu providers`."),
         Code("SECRET_NOT_FOUND", 404, "List the names of your secrets with `gpu secrets list`."),
         Code("TRIAL_NOT_FOUND", 404, "List trials with `trainshed trial list --job-id JOB`."),
@@ -65,7 +65,7 @@ CODES: Mapping[str, Code] = {
             422,
             "Write a request_id of 1 to 128 printable characters into the request, or give --request-id.",
         ),
-        Code("AMBIGUOUS_JOB_REF", 409, "Give more digits of its id; `matches` names the Jobs that it may be."),
+        Code("AMBIGUOUS_JOB_REF", 409, "Give more digits of it; `matches` names the Jobs that it may be."),
         Code("JOB_REQUEST_CONFLICT", 409, "Use a new request_id for changed input."),
         Code(
             "DUPLICATE_SUSPECTED",
@@ -126,8 +126,14 @@ CODES: Mapping[str, Code] = {
         Code("NAMESPACE_TAKEN", 409, "Choose a namespace of your own project."),
         Code("ALREADY_EXISTS", 409, "Choose another name."),
         Code("RESOURCE_IN_USE", 409, "End what uses it first, or unpin it; the message names it."),
-        Code("SHELL_UNAVAILABLE", 409, "Open it while the replica runs; `trainshed train get` shows its state."),
-        Code("DASHBOARD_UNAVAILABLE", 409, "Open it while the head of a ray task runs with a cluster of its own."),
+        Code(
+            "SHELL_UNAVAILABLE", 409, "Open it while the replica runs; `trainshed train get` shows its state."
+        ),
+        Code(
+            "DASHBOARD_UNAVAILABLE",
+            409,
+            "Open it while the head of a ray task runs with a cluster of its own.",
+        ),
         Code("PRECONDITION_FAILED", 412, "Read it again and repeat the change."),
         Code("INVALID_JOB_STATUS", 422, "Use one of the job status words in the message."),
         Code("INVALID_TRIAL_STATUS", 422, "Use one of the trial status words in the message."),

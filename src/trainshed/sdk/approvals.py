@@ -16,9 +16,16 @@ class Approvals:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def list(self, *, only_open: bool = False, cursor: str | None = None, limit: int = 25) -> Page[Raw]:
-        """One page, newest first."""
-        query = {"open": "1" if only_open else None, "cursor": cursor, "limit": limit}
+    def list(
+        self,
+        *,
+        only_open: bool = False,
+        job: str | None = None,
+        cursor: str | None = None,
+        limit: int = 25,
+    ) -> Page[Raw]:
+        """One page, newest first; with ``job`` (an id, digits or a prefix of them) those about it."""
+        query = {"open": "1" if only_open else None, "job": job, "cursor": cursor, "limit": limit}
         found = self._transport.call("GET", route("approvals"), query=query)
         return page(found, lambda raw: mapping(raw, "a question"))
 

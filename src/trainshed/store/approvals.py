@@ -84,10 +84,18 @@ def of_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, list[
 
 
 def list_approvals(
-    connection: Connection, project_id: str, *, only_open: bool, before: int | None = None, limit: int = 25
+    connection: Connection,
+    project_id: str,
+    *,
+    only_open: bool,
+    job_id: str | None = None,
+    before: int | None = None,
+    limit: int = 25,
 ) -> list[Approval]:
-    """Questions of a project, newest first, past the id ``before``."""
+    """Questions of a project, or of one of its Jobs, newest first, past the id ``before``."""
     query = select(approvals).where(approvals.c.project_id == project_id)
+    if job_id is not None:
+        query = query.where(approvals.c.job_id == job_id)
     if only_open:
         query = query.where(approvals.c.answer.is_(None))
     if before is not None:

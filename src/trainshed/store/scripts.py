@@ -182,14 +182,27 @@ def counts(connection: Connection, project_id: str) -> dict[str, int]:
     return {word: int(number) for word, number in rows}
 
 
-def same(connection: Connection, project_id: str, owner: str, spec_hash: str) -> list[Script]:
-    """The owner's Jobs with this spec, newest first (a.1): at most one of them has not ended."""
-    rows = connection.execute(
-        select(scripts)
-        .where(scripts.c.project_id == project_id, scripts.c.owner == owner, scripts.c.spec_hash == spec_hash)
+def active_with(connection: Connection, project_id: str, owner: str, spec_hash: str) -> Script | None:
+    """The owner's newest Job with this spec that has not ended (a.1)."""
+    row = connection.execute(
+        _alike(select(scripts), project_id, owner, spec_hash)
+        .where(scripts.c.word.in_(ACTIVE_WORDS))
         .order_by(scripts.c.job_id.desc())
+        .limit(1)
+    ).first()
+    return None if row is None else Script(*row)
+
+
+def count_with(connection: Connection, project_id: str, owner: str, spec_hash: str) -> int:
+    """How many Jobs with this spec the owner ever had."""
+    query = _alike(select(func.count()).select_from(scripts), project_id, owner, spec_hash)
+    return int(connection.execute(query).scalar_one())
+
+
+def _alike(query: Select[Any], project_id: str, owner: str, spec_hash: str) -> Select[Any]:
+    return query.where(
+        scripts.c.project_id == project_id, scripts.c.owner == owner, scripts.c.spec_hash == spec_hash
     )
-    return [Script(*row) for row in rows]
 
 
 def unfinished(connection: Connection) -> list[tuple[Trial, Script]]:

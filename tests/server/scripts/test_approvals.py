@@ -274,6 +274,8 @@ def test_questions_are_listed_with_what_they_are_about(team):
         (question, job["short_id"], "script")
     ]
     assert (listed[0]["reason"], listed[0]["rules"]) == (VERDICT.reason, ["auto_max_hours"])
+    about = team.get("/v1/approvals", params={"job": job["short_id"]}).json()["items"]
+    assert [each["id"] for each in about] == [question]
     page = team.get("/v1/approvals", params={"limit": 1}).json()
     rest = team.get("/v1/approvals", params={"limit": 1, "cursor": page["next_cursor"]}).json()
     assert [each["id"] for each in (*page["items"], *rest["items"])] == [other, question]

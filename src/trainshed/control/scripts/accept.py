@@ -24,7 +24,7 @@ from trainshed.model.manifests import MAX_MANIFEST_BYTES
 from trainshed.model.scripts.document import content_digests, from_document, identity, spec_hash, to_document
 from trainshed.model.scripts.reading import read_request, read_spec, shipped_path
 from trainshed.model.scripts.spec import MAX_BUNDLE_BYTES, DataItem, ScriptSpec
-from trainshed.model.scripts.states import TERMINAL_WORDS, Phase, Word
+from trainshed.model.scripts.states import Phase, Word
 from trainshed.model.states import OutputStatus, State
 from trainshed.model.strict_json import canonical_json
 from trainshed.store import access, contents, jobs, possession, scripts
@@ -271,8 +271,7 @@ def _earlier(connection: Connection, wanted: _Wanted) -> tuple[Job, Script] | No
     """The Job that the submission names already; raises `Refusal` ``JOB_REQUEST_CONFLICT`` (a.1)."""
     project_id, person = wanted.caller.project_id, wanted.caller.person
     if wanted.job_key is None:
-        alike = scripts.same(connection, project_id, person, wanted.spec_hash)
-        script = next((each for each in alike if Word(each.word) not in TERMINAL_WORDS), None)
+        script = scripts.active_with(connection, project_id, person, wanted.spec_hash)
         if script is None:
             return None
         job = jobs.find_job(connection, project_id, script.job_id)
@@ -296,7 +295,8 @@ def _earlier(connection: Connection, wanted: _Wanted) -> tuple[Job, Script] | No
 
 def _fresh_key(connection: Connection, wanted: _Wanted) -> str:
     """A name for a Job without a request id: twins make the same one, and the database takes it once."""
-    number = len(scripts.same(connection, wanted.caller.project_id, wanted.caller.person, wanted.spec_hash))
+    project_id, person = wanted.caller.project_id, wanted.caller.person
+    number = scripts.count_with(connection, project_id, person, wanted.spec_hash)
     owner = hashlib.sha256(wanted.caller.person.encode()).hexdigest()[:12]
     return f"script-auto-{owner}-{wanted.spec_hash}-{number}"
 

@@ -322,7 +322,5 @@ def _message(job: Job, question: Approval, code: str) -> str:
     """Only words of ours: names and paths come from the project (a.9)."""
     half = len(code) // 2
     shown = f"{code[:half]}-{code[half:]}"
-    return (
-        f"\nTrainshed asks about Job {job.short_id}: {question.reason}\n"
-        f"To approve it, type this code: {shown}\n"
-    )
+    why = "".join(letter for letter in question.reason if letter.isprintable())
+    return f"\nTrainshed asks about Job {job.short_id}: {why}\nTo approve it, type this code: {shown}\n"

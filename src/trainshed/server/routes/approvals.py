@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainshed.control.scripts.approving import MAX_NOTE, Answer, refuse_agent
 from trainshed.control.scripts.peers import Peer, peer_of
+from trainshed.control.scripts.references import job_id_of
 from trainshed.model.errors import Refusal
 from trainshed.server.bodies import Body
 from trainshed.server.documents import CURSOR, LIMIT, Param
@@ -25,6 +26,12 @@ routes = Routes("approvals")
 _UNKNOWN = ("APPROVAL_NOT_FOUND",)
 _REFUSES = (*_UNKNOWN, "FORBIDDEN", "INVALID_TRANSITION")
 _OPEN = Param("open", {"type": "string", "enum": ["1"]}, "Only those that wait for an answer.")
+_JOB = Param(
+    "job",
+    {"type": "string"},
+    "Only those about this Job: its id, its digits or a prefix of them.",
+    refuses=("AMBIGUOUS_JOB_REF",),
+)
 _MOST_DIGITS = 18
 
 
@@ -34,17 +41,18 @@ _MOST_DIGITS = 18
         "List questions to people, newest first",
         answer=Page[shapes.Approval],
         any_of=READ,
-        params=(_OPEN, CURSOR, LIMIT),
+        params=(_OPEN, _JOB, CURSOR, LIMIT),
     ),
 )
 def list_approvals(call: Call) -> Page[shapes.Approval]:
     """Those of the project's Jobs, of every kind."""
     limit = page_limit(call.query)
     before = open_cursor(call.services.seal, "approvals", call.query)
-    only_open = call.query.get("open") == "1"
+    only_open, job = call.query.get("open") == "1", call.query.get("job")
     with call.services.database.read() as connection:
+        job_id = None if job is None else job_id_of(connection, call.viewer, job)
         rows = store.list_approvals(
-            connection, call.project, only_open=only_open, before=before, limit=limit + 1
+            connection, call.project, only_open=only_open, job_id=job_id, before=before, limit=limit + 1
         )
         return cut_page(
             call.services.seal,
