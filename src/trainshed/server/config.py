@@ -251,7 +251,7 @@ class SecretSettings:
 class ProviderSettings:
     """``[providers]``: where packed projects (``gpu run``) may run."""
 
-    local: bool = _setting(True, "Whether they may run on the controller's own machine.")  # noqa: FBT003 - a default
+    local: bool = _setting(True, "Whether packed projects may run on the controller's own machine.")  # noqa: FBT003 - a default
     use: tuple[str, ...] = _setting(
         (), "Notebook providers to use: `kaggle`, `colab`.", check=_provider_fault
     )
