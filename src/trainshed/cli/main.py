@@ -33,6 +33,7 @@ Options:
 Commands:
   job         Submit, watch and stop Jobs.
   train       Run PyTorch and Ray tasks on several replicas.
+  gpu         Run a project on a GPU, wherever there is one.
   trial       Look at Trials and fetch what they produced.
   checkpoint  Look at, fetch, keep and delete Checkpoints.
   runner      Publish and look at Runners.

@@ -218,6 +218,10 @@ _BOLD, _RED, _GREEN, _YELLOW, _CYAN = "1", "31", "32", "33", "36"
 _STYLES = {
     "completed": _GREEN,
     "succeeded": _GREEN,
+    "done": _GREEN,
+    "awaiting_approval": _YELLOW,
+    "migrating": _YELLOW,
+    "denied": _YELLOW,
     "ok": _GREEN,
     "failed": _RED,
     "missing": _RED,

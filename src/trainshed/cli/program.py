@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 from trainshed import __version__
-from trainshed.cli.exits import Exit, exit_for
+from trainshed.cli.exits import Exit
 from trainshed.cli.lazy import LazyGroup
 from trainshed.cli.main import program_name
 from trainshed.cli.session import Session
@@ -23,6 +23,7 @@ _HERE = "trainshed.cli"
 COMMANDS = {
     "job": (f"{_HERE}.job:job", "Submit, watch and stop Jobs."),
     "train": (f"{_HERE}.train:train", "Run PyTorch and Ray tasks on several replicas."),
+    "gpu": (f"{_HERE}.gpu:gpu", "Run a project on a GPU, wherever there is one."),
     "trial": (f"{_HERE}.trial:trial", "Look at Trials and fetch what they produced."),
     "checkpoint": (f"{_HERE}.checkpoint:checkpoint", "Look at, fetch, keep and delete Checkpoints."),
     "runner": (f"{_HERE}.runner:runner", "Publish and look at Runners."),
@@ -110,7 +111,7 @@ def run(arguments: Sequence[str] | None = None, program: click.Group = root) -> 
         if not isinstance(error, TrainshedError):
             raise
         session.report(error)
-        return exit_for(error)
+        return session.exit_for(error)
     return status if isinstance(status, int) else Exit.OK
 
 

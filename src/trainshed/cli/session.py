@@ -45,6 +45,12 @@ class Session:
         """The Job that this command follows or waits for: it goes on whatever ends the command."""
         self.task: str | None = None
         """The same for a training task."""
+        self.script: str | None = None
+        """The same for a Job of ``gpu``."""
+        self.submitting = False
+        """A Job of ``gpu`` may have been made although no answer came."""
+        self.exits: Callable[[TrainshedError], int] | None = None
+        """Exit statuses of a group that has its own (`trainshed.cli.gpu_exits`)."""
         self.suggestions: list[str] = []
         """Nearest names for what was not found; shown with the refusal."""
 
@@ -53,6 +59,17 @@ class Session:
         from trainshed.cli.output import HumanOutput, JsonOutput  # noqa: PLC0415 - see above
 
         return JsonOutput() if self.json else HumanOutput()
+
+    @property
+    def gpu(self) -> str:
+        """How ``gpu`` is called from here."""
+        return self.program if self.program == "gpu" else f"{self.program} gpu"
+
+    def exit_for(self, error: TrainshedError) -> int:
+        """The exit status for an error that ended the command."""
+        from trainshed.cli.exits import exit_for  # noqa: PLC0415 - see above
+
+        return (self.exits or exit_for)(error)
 
     def show(self, document: Mapping[str, Any], *views: View) -> None:
         """Print the result of the command."""
@@ -107,7 +124,12 @@ class Session:
         if self.json:
             import json  # noqa: PLC0415 - see above
 
-            click.echo(json.dumps(_error_document(error, self.suggestions)), err=True)
+            document = _error_document(error, self.suggestions)
+            if self.exits is not None:
+                from trainshed.cli.gpu_exits import code_of  # noqa: PLC0415 - see above
+
+                document["code"] = code_of(error, submitting=self.submitting)
+            click.echo(json.dumps(document), err=True)
             return
         for line in _told(error):
             _tell(line.replace("\n", " "))
@@ -127,6 +149,10 @@ class Session:
             go_on = f"`{self.program} job log {self.job_id} --follow`"
             end = f"`{self.program} job stop {self.job_id}`"
             click.echo(f"{self.job_id} goes on; {go_on} follows it, {end} ends it.", err=True)
+        if self.script is not None and not self.json:
+            go_on = f"`{self.gpu} logs {self.script} -f`"
+            end = f"`{self.gpu} cancel {self.script}`"
+            click.echo(f"{self.script} goes on; {go_on} follows it, {end} ends it.", err=True)
 
 
 def json_option(command: F) -> F:

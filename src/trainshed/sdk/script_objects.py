@@ -89,6 +89,8 @@ class ScriptLog:
     """Reading on from here yields what comes, each line once."""
     finished: bool
     """No more will come."""
+    places: tuple[tuple[int, int], ...]
+    """Of each line, its Attempt and the offset behind it; empty unless they were asked for."""
     raw: Raw = field(repr=False)
 
 
@@ -191,8 +193,16 @@ def script_log(raw: Any) -> ScriptLog:
         lines=tuple(map(str, lines)),
         next_since=since if isinstance(since, str) else None,
         finished=document.get("finished") is True,
+        places=tuple(_place(each) for each in document.get("places") or ()),
         raw=document,
     )
+
+
+def _place(raw: Any) -> tuple[int, int]:
+    number, _, offset = str(raw).partition(":")
+    if not number.isdigit() or not offset.isdigit():
+        raise InvalidAnswer("a line of the log has no place")
+    return int(number), int(offset)
 
 
 def cancelled_script(raw: Any) -> CancelledScript:

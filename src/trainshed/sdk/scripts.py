@@ -117,10 +117,12 @@ class Scripts:
         tail: int | None = None,
         attempt: int | None = None,
         limit: int | None = None,
+        places: bool = False,
     ) -> ScriptLog:
         """Lines of the program: the last ``tail``, or from ``since`` on (``next_since`` of the page before).
 
-        Without either, from the begin of ``attempt`` or of the first one.
+        Without either, from the begin of ``attempt`` or of the first one. With ``places`` each line has the
+        place behind it.
         """
         offset: str | None = None
         if since is not None:
@@ -129,23 +131,38 @@ class Scripts:
                 raise ConfigurationError(f"`{since[:40]}` is no place in a log; it is ATTEMPT:OFFSET")
             offset, tail = place, None
             attempt = int(number) if colon else attempt
-        query = {"attempt": attempt, "offset": offset, "tail": tail, "limit": limit}
+        query = {
+            "attempt": attempt,
+            "offset": offset,
+            "tail": tail,
+            "limit": limit,
+            "places": "1" if places else None,
+        }
         return script_log(self._transport.call("GET", route("scripts", reference, "logs"), query=query))
 
     def follow(
-        self, reference: str, *, since: str | None = None, timeout: float | None = None
+        self,
+        reference: str,
+        *,
+        since: str | None = None,
+        timeout: float | None = None,
+        places: bool = False,
+        all_pages: bool = False,
     ) -> Iterator[ScriptLog]:
-        """Pages of the log until its end, waiting for more. Raises `WaitTimeout`; the Job goes on."""
+        """Pages of the log until its end, waiting for more. Raises `WaitTimeout`; the Job goes on.
+
+        ``all_pages``: also those without a line, about every `FOLLOW_SECONDS` while nothing comes.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             place = since
             page = self._transport.patiently(
-                lambda: self.logs(reference, since=place),  # noqa: B023 - called before the next turn
+                lambda: self.logs(reference, since=place, places=places),  # noqa: B023 - called before the next turn
                 outage_seconds=OUTAGE_SECONDS,
                 deadline=deadline,
             )
             since = page.next_since or since
-            if page.lines:
+            if page.lines or all_pages:
                 yield page
             if page.finished:
                 return

@@ -35,6 +35,8 @@ class Wanted:
     offset: int | None = None
     tail: int | None = None
     limit: int = MAX_LINES
+    places: bool = False
+    """Whether each line is told with the place behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ def outputs_of(connection: Connection, row: Triple, files: Callable[[str], LogFi
 def read(row: Triple, tries: Sequence[Output], wanted: Wanted) -> shapes.ScriptLog:
     """The lines; raises `Refusal` ``INVALID_REQUEST`` for an Attempt that is none."""
     _, trial, _ = row
+    over = trial.state in TERMINAL
     if not tries:
-        over = trial.state in TERMINAL
         said = "It never started." if over else "Nothing has started yet."
         return _log(None, [], None, 0, tries, finished=over, note=said)
     numbers = [each.row.number for each in tries]
@@ -68,16 +70,20 @@ def read(row: Triple, tries: Sequence[Output], wanted: Wanted) -> shapes.ScriptL
         said = f"there is no Attempt {wanted.attempt}; the newest is {numbers[-1]}"
         raise Refusal.of("INVALID_REQUEST", said, path="attempt")
     if wanted.tail is not None:
-        return _tail(tries, wanted)
+        return _tail(tries, wanted, over=over)
     start = (
         numbers[-1] if wanted.attempt is None and wanted.offset is not None else wanted.attempt or numbers[0]
     )
-    return _forward(tries, start, wanted)
+    return _forward(tries, start, wanted, over=over)
 
 
-def _forward(tries: Sequence[Output], number: int, wanted: Wanted) -> shapes.ScriptLog:
-    """Lines from a place on; a line of ours marks each Attempt after the first."""
+def _forward(tries: Sequence[Output], number: int, wanted: Wanted, *, over: bool) -> shapes.ScriptLog:
+    """Lines from a place on; a line of ours marks each Attempt after the first.
+
+    ``over``: the Job has ended. Until then another Attempt may follow the newest one.
+    """
     lines: list[str] = []
+    places: list[str] | None = [] if wanted.places else None
     place = wanted.offset or 0
     # What was asked by number is read alone; reading on from a place goes on with the next Attempt.
     alone = wanted.attempt is not None and wanted.offset is None
@@ -90,22 +96,30 @@ def _forward(tries: Sequence[Output], number: int, wanted: Wanted) -> shapes.Scr
             for line in _lines(reader, _position(place), ended=output.ended):
                 if line.text is not None:
                     if len(lines) >= wanted.limit or (lines and size + len(line.text) > MAX_CHARS):
-                        return _log(output, lines, place, 0, tries, finished=False)
+                        return _log(output, lines, place, 0, tries, finished=False, places=places)
                     if begins:
                         lines.append(f"--- attempt {output.row.number} on {output.row.provider} ---")
+                        _add(places, number, 0)
                     begins = False
                     lines.append(line.text)
+                    _add(places, number, _offset(line.next))
                     size += len(line.text)
                 if not begins:
                     place = _offset(line.next)
             done = reader.ended or output.ended
         following = next((each.row.number for each in tries if each.row.number > number), None)
         if not done or alone or following is None:
-            return _log(output, lines, place, 0, tries, finished=done and following is None)
+            finished = done and following is None and over
+            return _log(output, lines, place, 0, tries, finished=finished, places=places)
         number, place = following, 0
 
 
-def _tail(tries: Sequence[Output], wanted: Wanted) -> shapes.ScriptLog:
+def _add(places: list[str] | None, number: int, offset: int) -> None:
+    if places is not None:
+        places.append(f"{number}:{offset}")
+
+
+def _tail(tries: Sequence[Output], wanted: Wanted, *, over: bool) -> shapes.ScriptLog:
     """The last lines of an Attempt, by default of the newest one."""
     number = wanted.attempt or tries[-1].row.number
     output = next(each for each in tries if each.row.number == number)
@@ -117,7 +131,8 @@ def _tail(tries: Sequence[Output], wanted: Wanted) -> shapes.ScriptLog:
             found = reader.tail(records, _TAIL_BYTES)
             start = found[0].position if found else START
             lines = list(_lines(reader, start, ended=output.ended))
-            visible = [line.text for line in lines if line.text is not None]
+            shown = [line for line in lines if line.text is not None]
+            visible = [line.text or "" for line in shown]
             if start == START or len(visible) >= count or len(found) < records:
                 break
             records *= 4
@@ -134,7 +149,16 @@ def _tail(tries: Sequence[Output], wanted: Wanted) -> shapes.ScriptLog:
     if start != START:
         older = max(older, output.row.lines - len(kept), 1)
     last = number == tries[-1].row.number
-    return _log(output, list(kept), place, older, tries, finished=done and last)
+    places = [f"{number}:{_offset(line.next)}" for line in shown[len(shown) - len(kept) :]]
+    return _log(
+        output,
+        list(kept),
+        place,
+        older,
+        tries,
+        finished=done and last and over,
+        places=places if wanted.places else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +214,7 @@ def _log(
     *,
     finished: bool,
     note: str | None = None,
+    places: list[str] | None = None,
 ) -> shapes.ScriptLog:
     number = output.row.number if output else None
     return shapes.ScriptLog(
@@ -201,4 +226,5 @@ def _log(
         older_lines_not_shown=older,
         finished=finished,
         note=note,
+        places=places,
     )

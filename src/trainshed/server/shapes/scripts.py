@@ -213,8 +213,11 @@ class ScriptLog(Shape):
     lines: list[str]
     next_since: str | None
     older_lines_not_shown: int
-    finished: bool
+    finished: bool = Field(description="No more will come: the Job has ended.")
     note: str | None = None
+    places: list[str] | None = Field(
+        default=None, description="Of each line, the place behind it as `ATTEMPT:OFFSET`; where asked for."
+    )
 
 
 class FetchAsked(Shape):

@@ -1,0 +1,121 @@
+"""``gpu cancel``, ``approve``, ``deny``. A person answers, at a terminal of their own (contract G, c.7)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainshed.cli.gpu_common import ENDED, JOB, source_of, told
+from trainshed.cli.output import Sentence
+from trainshed.cli.session import Session, json_option
+
+if TYPE_CHECKING:
+    from trainshed.sdk import Client
+
+_REASON = click.option("--reason", metavar="TEXT", help="Kept with the answer, at most 1000 characters.")
+
+
+@click.command()
+@click.argument("ref", metavar="ID", type=JOB)
+@json_option
+@click.pass_obj
+def cancel(session: Session, *, ref: str) -> None:
+    """Cancel a Job; what it saved is kept.
+
+    One that has ended stays what it is.
+    """
+    with session.client() as client:
+        found = client.scripts.cancel(ref, source=source_of()).raw
+    job = found["job"]
+    if not found["changed"]:
+        said = f"{job['short_id']} had ended already ({job['state']}): nothing changed"
+    elif job["state"] in ENDED:
+        said = f"{job['short_id']} is cancelled; nothing of it runs"
+    else:
+        said = f"{job['short_id']} is being cancelled; what it saved is kept"
+    session.show(told(job, changed=found["changed"], message=said), Sentence(lambda _: said))
+
+
+@click.command()
+@click.argument("ref", metavar="ID", type=JOB)
+@_REASON
+@json_option
+@click.pass_obj
+def approve(session: Session, *, ref: str, reason: str | None) -> None:
+    """Let a Job run that asks for a person.
+
+    For people only: a code is shown on this terminal and has to be typed. It is refused where an agent runs
+    this program or no terminal is there.
+    """
+    _answer(session, ref, approve_it=True, reason=reason)
+
+
+@click.command()
+@click.argument("ref", metavar="ID", type=JOB)
+@_REASON
+@json_option
+@click.pass_obj
+def deny(session: Session, *, ref: str, reason: str | None) -> None:
+    """Refuse a Job that asks for a person.
+
+    For people only; what it saved is kept.
+    """
+    _answer(session, ref, approve_it=False, reason=reason)
+
+
+def _answer(session: Session, ref: str, *, approve_it: bool, reason: str | None) -> None:
+    _refuse_agents()
+    if approve_it:
+        _refuse_without_terminal()
+    with session.client() as client:
+        job = client.scripts.get(ref).job.raw
+        number = job["approval_id"]
+        if number is None:
+            raise _nothing_asked(job)
+        code = _confirmed(session, client, job) if approve_it else None
+        answered = client.approvals.answer(number, approve=approve_it, code=code, note=reason).raw
+        job = client.scripts.get(ref).job.raw
+    word = "approved" if approve_it else "denied"
+    document = told(job, approval=answered)
+    session.show(document, Sentence(lambda _: f"{job['short_id']} is {word}: {job['state']} now"))
+
+
+def _refuse_agents() -> None:
+    """An agent is turned away before a server is asked; the server would, too."""
+    from trainshed.sdk.source import marker  # noqa: PLC0415 - not for `--help`
+
+    if (found := marker()) is not None:
+        raise _forbidden(f"an agent cannot answer questions, and {found} is set here")
+
+
+def _refuse_without_terminal() -> None:
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        raise _forbidden("a person approves at a terminal, and there is none here")
+
+
+def _forbidden(said: str) -> Exception:
+    from trainshed.sdk.errors import PermissionRefused  # noqa: PLC0415 - not for `--help`
+
+    hint = "Run it in a terminal of your own, outside of any agent."
+    return PermissionRefused(403, "FORBIDDEN", said, hint=hint)
+
+
+def _nothing_asked(job: Mapping[str, Any]) -> Exception:
+    from trainshed.sdk.errors import Conflict  # noqa: PLC0415 - not for `--help`
+
+    return Conflict(409, "INVALID_TRANSITION", f"{job['short_id']} asks nothing: it is {job['state']}")
+
+
+def _confirmed(session: Session, client: Client, job: Mapping[str, Any]) -> str | None:
+    """What the person typed: the code that the server showed, or, to a server elsewhere, the Job's id."""
+    if client.connection.loopback:
+        client.approvals.challenge(job["approval_id"])
+        return str(click.prompt("Code", err=True)).strip()
+    session.warn(f"{job['approval_reason']}")
+    typed = str(click.prompt(f"Type {job['short_id']} to approve it", err=True)).strip()
+    if typed != job["short_id"]:
+        raise click.Abort
+    return None

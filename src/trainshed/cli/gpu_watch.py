@@ -1,0 +1,157 @@
+"""``gpu watch``: Jobs as they go on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainshed.cli import gpu_views as views
+from trainshed.cli.gpu_common import ENDED, JOB, event_line
+from trainshed.cli.gpu_status import detail, detail_views, overview, overview_views
+from trainshed.cli.output import plain
+from trainshed.cli.session import Session, json_option
+
+if TYPE_CHECKING:
+    from trainshed.cli.output import View
+    from trainshed.sdk import Client
+
+WATCH_SECONDS = 2.0
+_LAST_LINES = 8
+_EVENTS = 4
+
+
+@click.command()
+@click.argument("ref", metavar="[ID]", type=JOB, required=False)
+@json_option
+@click.pass_obj
+def watch(session: Session, *, ref: str | None) -> None:
+    """Watch Jobs as they go on.
+
+    On a terminal a view that is drawn again and again, with the course of the metrics since it began;
+    elsewhere a line for each thing that happens. With ID until that Job has ended, else until Ctrl-C or
+    until nothing goes on. With --json one document a line, whenever something changed.
+    """
+    with session.client() as client:
+        if ref is not None:
+            job = client.scripts.get(ref).job
+            session.script = None if job.ended else job.short_id
+        if session.json or not sys.stdout.isatty():
+            _in_lines(session, client, ref)
+        else:
+            _on_a_terminal(client, ref)
+        session.script = None
+
+
+def _rounds() -> Iterator[None]:
+    while True:
+        yield
+        time.sleep(WATCH_SECONDS)
+
+
+def _over(document: Mapping[str, Any]) -> bool:
+    """Whether nothing more will come."""
+    return document["job"]["state"] in ENDED if "job" in document else not document["active"]
+
+
+def _look(client: Client, ref: str | None) -> dict[str, Any]:
+    return overview(client) if ref is None else detail(client, ref)
+
+
+def _in_lines(session: Session, client: Client, ref: str | None) -> None:
+    """What happens, a line each."""
+    told: dict[str, int] = {}
+    shown = ""
+    for _ in _rounds():
+        document = _look(client, ref)
+        if session.json:
+            text = json.dumps(document)
+            if text != shown:
+                sys.stdout.write(text + "\n")
+            shown = text
+        else:
+            jobs = [document["job"]] if ref is not None else [*document["active"], *document["recent"]]
+            for job in jobs:
+                _tell(client, job, told)
+        sys.stdout.flush()
+        if _over(document):
+            return
+
+
+def _tell(client: Client, job: Mapping[str, Any], told: dict[str, int]) -> None:
+    short = job["short_id"]
+    for event in client.scripts.events(short, after=told.get(short, 0)).items:
+        told[short] = int(event["id"])
+        sys.stdout.write(plain(f"{short}  {event_line(event)}") + "\n")
+
+
+class Course:
+    """What metrics were while somebody watched: the server keeps the newest values alone."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[float]] = {}
+        self._step: Any = None
+
+    def add(self, job: Mapping[str, Any]) -> None:
+        """Keep the values of a look, where the program said something since the last one."""
+        step = (job.get("progress") or {}).get("step")
+        found = job.get("last_metrics") or {}
+        if step == self._step and all(self._seen.get(name, [None])[-1] == found[name] for name in found):
+            return
+        self._step = step
+        for name, value in found.items():
+            self._seen.setdefault(name, []).append(float(value))
+
+    def lines(self) -> list[str]:
+        """A course for each metric, those that people look at first before the others."""
+        names = sorted(self._seen, key=lambda name: (views.rank(name), name))[: views.MOST_METRICS]
+        width = max(map(len, names), default=0)
+        return [
+            f"{name:<{width}}  {views.course(self._seen[name])}  {self._seen[name][-1]:.4g}" for name in names
+        ]
+
+
+def _on_a_terminal(client: Client, ref: str | None) -> None:
+    """A view that is drawn over itself."""
+    from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
+    from rich.live import Live  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    course = Course()
+    with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
+        for _ in _rounds():
+            document = _look(client, ref)
+            found = overview_views(document) if ref is None else detail_views(document)
+            lines = []
+            if ref is not None:
+                course.add(document["job"])
+                document = {**document, "events": document["events"][-_EVENTS:]}
+                lines = [*course.lines(), *_last_lines(client, document["job"])]
+            live.update(Text("\n".join([_drawn(document, found), *lines])), refresh=True)
+            if _over(document):
+                return
+
+
+def _last_lines(client: Client, job: Mapping[str, Any]) -> list[str]:
+    if not job["attempt_count"]:
+        return []
+    width = shutil.get_terminal_size().columns
+    found = client.scripts.logs(job["short_id"], tail=_LAST_LINES).lines
+    return ["", *(plain(line)[: width - 1] for line in found)]
+
+
+def _drawn(document: Mapping[str, Any], found: list[View]) -> str:
+    """What `show` prints, as text."""
+    from trainshed.cli.output import HumanOutput  # noqa: PLC0415 - as above
+
+    kept = io.StringIO()
+    with contextlib.redirect_stdout(kept):
+        HumanOutput().show(document, *found)
+    return kept.getvalue()
