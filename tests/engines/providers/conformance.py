@@ -60,6 +60,8 @@ class Harness(ABC):
     provider: Provider
     loses_answers = True
     """Whether answers can be lost on the way here."""
+    cancel_removes = False
+    """Whether nothing is known any more of a run that was cancelled."""
 
     @abstractmethod
     def submission(self, key: str, program: Program) -> Submission:
@@ -161,13 +163,18 @@ class ProviderRules:
         assert harness.runs() == 1
         assert harness.provider.status(run).phase is Phase.RUNNING
         harness.provider.cancel(run)
-        harness.ended(run)
+        if not harness.cancel_removes:
+            harness.ended(run)
 
     def test_rule_5_a_cancel_ends_a_run_and_may_be_repeated(self, harness: Harness):
         run = harness.provider.submit(harness.submission("gpu-stop-1", Program(forever=True)))
         harness.until(run, lambda phase: phase is Phase.RUNNING)
         harness.provider.cancel(run)
         harness.provider.cancel(run)
+        if harness.cancel_removes:
+            with pytest.raises(RemoteNotFound):
+                harness.ended(run)
+            return
         assert harness.ended(run) is Phase.CANCELLED
         harness.provider.cancel(run)
         assert harness.provider.status(run).phase is Phase.CANCELLED

@@ -1,0 +1,490 @@
+"""Runs packed projects in Kaggle's notebook sessions (g.5, g.8).
+
+A run is a private kernel whose name is the run's key: a small program that unpacks a private dataset with the
+project, the runner and the checkpoint to go on from. What it writes is stored when the session ends, and read
+from there. Kaggle names no session to its public interface, so nothing can be said to one while it runs, and
+one is ended by deleting its kernel, with what it wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from trainshed.engines.providers.contract import (
+    ENDED,
+    AuthRequired,
+    Capabilities,
+    Fetched,
+    GpuOffer,
+    Health,
+    InvalidJob,
+    LogChunk,
+    Phase,
+    ProviderError,
+    QuotaExhausted,
+    QuotaReading,
+    RateLimited,
+    RemoteNotFound,
+    Run,
+    Status,
+    Submission,
+    Unavailable,
+)
+from trainshed.engines.providers.facts import all_facts
+from trainshed.engines.providers.kaggle.credentials import LOG_IN
+from trainshed.engines.providers.kaggle.datasets import Datasets
+from trainshed.engines.providers.kaggle.wire import Wire, events, stored_events
+from trainshed.engines.providers.lines import LineCount, Lines
+from trainshed.engines.providers.sending import (
+    END,
+    SUFFIX,
+    Landing,
+    masked,
+    pack_tree,
+    sha256_of,
+    start_text,
+    status_of,
+)
+
+FACTS = all_facts()["kaggle"]
+CAPABILITIES = Capabilities(
+    lookup_by_key=True,
+    live_logs=True,
+    interactive=False,
+    resume=True,
+    fetch=True,
+    cancel_confirms=True,
+    live_quota=True,
+    max_session_hours=FACTS.asked_session_hours,
+    max_concurrency=FACTS.max_concurrency,
+    poll_interval_s=FACTS.poll_seconds,
+    data=True,
+)
+LEAVES_EARLY_SECONDS = 2100.0
+"""So long before the session's end the program is stopped: half an hour before it a run that can be asked to
+save is (g.9), and Kaggle stores what a run wrote only when its session ends by itself."""
+_SERVICE = "kernels.KernelsApiService"
+_INPUT, _OUT, _WORK = "/kaggle/input", "/kaggle/working", "/tmp/trainshed"  # noqa: S108 - of the session, which is ours alone
+_READY_SECONDS, _STAGE_SECONDS = 200.0, 3000.0
+_READ_SECONDS, _MOST_LINES = 4.0, 5000
+_BUSY_SECONDS = 600.0
+_LOG_SECONDS = 30.0
+_PAGE = 100
+_OPTIONS = {"internet": bool}
+_MOST_RECORD = 1 << 16
+_PHASES = {
+    "NEW_SCRIPT": Phase.PENDING,
+    "QUEUED": Phase.PENDING,
+    "RUNNING": Phase.RUNNING,
+    "CANCEL_REQUESTED": Phase.RUNNING,
+    "CANCEL_ACKNOWLEDGED": Phase.CANCELLED,
+}
+
+
+class KaggleProvider:
+    """See the module's description. Thread-safe. ``pause`` waits so many seconds."""
+
+    name = "kaggle"
+
+    def __init__(
+        self,
+        wire: Wire,
+        folder: Path,
+        clock: Callable[[], float],
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._wire = wire
+        self._folder = folder
+        self._clock = clock
+        self._datasets = Datasets(wire, pause)
+
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    def offers(self) -> Iterable[GpuOffer]:
+        return FACTS.offers
+
+    # Starting
+
+    def submit(self, submission: Submission) -> Run:
+        """Bring the input there, then save the kernel, which runs it."""
+        found = self.lookup_by_key(submission.key)
+        if found is not None:
+            return found
+        _check(submission.options)
+        shape = None
+        if submission.gpu is not None:
+            shape = FACTS.shapes.get(submission.gpu.type)
+            if shape is None:
+                raise InvalidJob(f"Kaggle offers no {submission.gpu.type}")
+        with self._scratch() as scratch:
+            slug, text = self._send(submission, scratch)
+        most = int(FACTS.more["max_source_bytes"])
+        if len(text.encode()) > most:
+            raise InvalidJob(
+                f"its variables make a program of {len(text.encode())} bytes; {most} may be sent"
+            )
+        return self._save(submission, slug, text, shape)
+
+    def lookup_by_key(self, key: str) -> Run | None:
+        owner = self._wire.username()
+        try:
+            self._wire.call(_SERVICE, "GetKernel", {"userName": owner, "kernelSlug": key})
+        except RemoteNotFound:
+            return None
+        return _run(owner, key)
+
+    def stage_data(self, manifest_sha256: str, folder: Path, *, single_file: str | None) -> str:  # noqa: ARG002 - it is packed as a folder either way
+        """One private dataset for each content, by its digest."""
+        slug = f"trainshed-data-{manifest_sha256[:32]}"
+        with self._scratch() as scratch:
+
+            def pack() -> list[Path]:
+                target = scratch / f"data{SUFFIX}"
+                pack_tree(folder, target)
+                return [target]
+
+            self._datasets.have(slug, pack, _STAGE_SECONDS)
+        return f"{self._wire.username()}/{slug}"
+
+    def _send(self, submission: Submission, scratch: Path) -> tuple[str, str]:
+        """Bring the input of a run to Kaggle; its dataset, and the program that finds it there."""
+        shipped = {"bundle": submission.archive()}
+        if submission.resume is not None:
+            shipped["resume"] = scratch / "resume"
+            pack_tree(submission.resume, shipped["resume"])
+        pad = b""
+        if submission.secrets:
+            # What is in the dataset is noise without the program, and the dataset goes once the run ended.
+            half, pad = masked(submission.secrets)
+            shipped["hidden"] = scratch / "hidden"
+            shipped["hidden"].write_bytes(half)
+        digests = {name: sha256_of(path) for name, path in shipped.items()}
+        slug = _input_slug(submission.key, digests)
+        inputs = {name: _sent(slug, f"{name}{SUFFIX}", digest) for name, digest in digests.items()}
+
+        def files() -> list[Path]:
+            return [_named(path, scratch / "sent" / f"{name}{SUFFIX}") for name, path in shipped.items()]
+
+        self._datasets.have(slug, files, _READY_SECONDS)
+        seconds = submission.timeout_seconds
+        return slug, start_text(
+            {
+                "key": submission.key,
+                "work": f"{_WORK}/{submission.key}",
+                "out": _OUT,
+                "env": dict(submission.env),
+                "inputs": inputs,
+                "pad": base64.b64encode(pad).decode(),
+                "data": [
+                    {
+                        **_sent(item.ref.partition("/")[2], f"data{SUFFIX}", None),
+                        "mount": item.mount,
+                        "single": item.single_file,
+                    }
+                    for item in submission.data
+                ],
+                "seconds": None if seconds is None else max(60.0, seconds - LEAVES_EARLY_SECONDS),
+            }
+        )
+
+    def _save(self, submission: Submission, slug: str, text: str, shape: str | None) -> Run:
+        owner, key = self._wire.username(), submission.key
+        sources = [f"{owner}/{slug}", *dict.fromkeys(item.ref for item in submission.data)]
+        body: dict[str, Any] = {
+            "slug": f"{owner}/{key}",
+            "newTitle": key,
+            "text": text,
+            "language": "python",
+            "kernelType": "script",
+            "isPrivate": True,
+            "enableGpu": shape is not None,
+            "enableTpu": False,
+            "enableInternet": submission.options.get("internet", True),
+            "datasetDataSources": sources,
+        }
+        if shape is not None:
+            body["machineShape"] = shape
+        if submission.timeout_seconds is not None:
+            body["sessionTimeoutSeconds"] = int(submission.timeout_seconds)
+        said = self._wire.call(_SERVICE, "SaveKernel", body)
+        if error := str(said.get("error") or ""):
+            raise self._refusal(error)
+        if said.get("invalidDatasetSources"):
+            # It runs all the same, without its input.
+            self._delete(owner, key)
+            raise Unavailable("Kaggle cannot attach a dataset that was just sent")
+        if (said.get("versionNumber") or 1) != 1:
+            # Another call of ours came first, and now there are two; neither may be left alone.
+            self._delete(owner, key)
+            raise Unavailable("the run was begun twice, and both were ended")
+        return _run(owner, key)
+
+    def _refusal(self, error: str) -> ProviderError:
+        """What Kaggle says with status 200 when it does not run a kernel."""
+        said, text = f"Kaggle does not run it: {' '.join(error.split())[:250]}", error.lower()
+        if "session count" in text:
+            return RateLimited(said, retry_after=_BUSY_SECONDS)
+        if "quota" not in text:
+            return InvalidJob(said)
+        try:
+            reading = self.quota()
+        except ProviderError:
+            reading = None
+        return QuotaExhausted(said, resets_at=reading.resets_at if reading else None)
+
+    # Watching
+
+    def status(self, run: Run) -> Status:
+        said = self._wire.call(_SERVICE, "GetKernelSessionStatus", _names(run))
+        word = str(said.get("status") or "QUEUED").upper()
+        message = " ".join(str(said.get("failureMessage") or "").split())[:300]
+        phase = _PHASES.get(word)
+        if phase is not None:
+            return Status(phase, message=message)
+        if word not in {"COMPLETE", "ERROR"}:
+            raise Unavailable(f"Kaggle says {word[:40]!r} of it, which means nothing to us")
+        record = self._record(run)
+        if record is None and word == "COMPLETE":
+            # Its files are not listed yet, or never will be: what the runner said in the log tells.
+            return Status(Phase.FAILED, message=message)
+        return status_of(record, message=message)
+
+    def logs(self, run: Run, cursor: str | None) -> LogChunk:
+        """Kaggle sends a log from its begin each time; the cursor counts whole lines of each stream."""
+        known = LineCount.of(cursor)
+        lines, over, begun = Lines(known, _MOST_LINES), False, self._clock()
+        try:
+            for entry in self._entries(run):
+                if entry is None:
+                    over = True
+                    lines.end()
+                    break
+                lines.add(str(entry.get("stream_name") or "stdout"), str(entry.get("data") or ""))
+                if lines.full or self._clock() - begun > _LOG_SECONDS:
+                    break
+        except httpx2.ReadTimeout:
+            pass  # it is quiet just now
+        return LogChunk(tuple(lines.found), lines.cursor(), finished=over and not lines.full)
+
+    def _entries(self, run: Run) -> Iterator[dict[str, Any] | None]:
+        names = _names(run)
+        path = f"kernels/logs/stream/{names['userName']}/{names['kernelSlug']}"
+        try:
+            with self._wire.stream(path, {"versionLabel": names["versionLabel"]}, _READ_SECONDS) as answer:
+                yield from events(answer)
+        except RemoteNotFound:
+            # There is no stream of it (any more); a session that is over has its log beside its files.
+            said = self._wire.call(_SERVICE, "ListKernelSessionOutput", {**names, "pageSize": 1})
+            if said.get("log"):
+                yield from stored_events(str(said["log"]))
+                yield None
+
+    def fetch(self, run: Run, into: Path) -> Fetched:
+        """Nothing of a run that goes on: Kaggle has its files when its session is over."""
+        landing = Landing(into)
+        files = list(self._files(run))
+        if not any(name == END for name, _ in files) and self.status(run).phase in ENDED - {Phase.LOST}:
+            raise Unavailable("Kaggle has not stored what it wrote yet")
+        try:
+            for name, address in files:
+                place = landing.place(name)
+                if place is not None:
+                    landing.write(place, self._wire.download(address))
+        except OSError as error:
+            raise Unavailable(f"what it wrote cannot be kept: {error.strerror}") from error
+        return landing.fetched()
+
+    def _files(self, run: Run) -> Iterator[tuple[str, str]]:
+        token = ""
+        while True:
+            more = {"pageToken": token} if token else {}
+            said = self._wire.call(
+                _SERVICE, "ListKernelSessionOutput", {**_names(run), "pageSize": _PAGE, **more}
+            )
+            for file in said.get("files") or []:
+                if isinstance(file, dict) and file.get("fileName") and file.get("url"):
+                    yield str(file["fileName"]), str(file["url"])
+            following = str(said.get("nextPageToken") or "")
+            if not following or following == token:
+                return
+            token = following
+
+    def _record(self, run: Run) -> dict[str, Any] | None:
+        address = next((address for name, address in self._files(run) if name == END), None)
+        if address is None:
+            return None
+        data = b""
+        for block in self._wire.download(address):
+            data += block
+            if len(data) > _MOST_RECORD:
+                return None
+        try:
+            found = json.loads(data)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    # Ending
+
+    def cancel(self, run: Run) -> None:
+        """Delete the kernel: its session goes with it, and what it wrote."""
+        try:
+            phase = self.status(run).phase
+        except RemoteNotFound:
+            return
+        if phase not in ENDED:
+            names = _names(run)
+            self._delete(names["userName"], names["kernelSlug"])
+
+    def request_checkpoint(self, run: Run) -> bool:  # noqa: ARG002 - nothing reaches a session
+        return False
+
+    def release(self, run: Run) -> bool:
+        """Delete the datasets that were its input."""
+        names = _names(run)
+        owner, key = names["userName"], names["kernelSlug"]
+        attached: list[str] = []
+        try:
+            if self.status(run).phase not in ENDED:
+                return False
+            said = self._wire.call(_SERVICE, "GetKernel", {"userName": owner, "kernelSlug": key})
+            attached = [str(ref) for ref in (said.get("metadata") or {}).get("datasetDataSources") or []]
+        except RemoteNotFound:
+            pass
+        begin = _input_slug(key, None)
+        own = {ref.partition("/")[2] for ref in attached if ref.startswith(f"{owner}/{begin}")}
+        for slug in sorted(own | set(self._datasets.named(begin))):
+            self._datasets.remove(slug)
+        return True
+
+    def _delete(self, owner: str, slug: str) -> None:
+        try:
+            said = self._wire.call(_SERVICE, "DeleteKernel", {"userName": owner, "kernelSlug": slug})
+        except RemoteNotFound:
+            return
+        if said.get("errorMessage"):
+            raise Unavailable(f"Kaggle does not delete the kernel: {str(said['errorMessage'])[:200]}")
+
+    # The account
+
+    def quota(self) -> QuotaReading | None:
+        try:
+            said = self._wire.call(_SERVICE, "GetAcceleratorQuotaStatistics", {})
+        except (RemoteNotFound, InvalidJob):
+            return None
+        gpu = said.get("gpuQuota")
+        if not isinstance(gpu, dict):
+            return None
+        used, reserved = _hours(gpu.get("timeUsed")), _hours(gpu.get("timeReserved"))
+        limit = _hours(gpu.get("totalTimeAllowed"))
+        if limit is None:
+            return None
+        return QuotaReading(
+            used=(used or 0.0) + (reserved or 0.0),
+            limit=limit,
+            unit="gpu_hours",
+            resets_at=_moment(said.get("quotaRefreshTime")),
+            live=True,
+            detail="reserved by sessions that run: " + f"{reserved or 0.0:g} h",
+            observed_at=self._clock(),
+        )
+
+    def healthcheck(self) -> Health:
+        try:
+            self._wire.username()
+            self._wire.call(_SERVICE, "ListKernels", {"group": "PROFILE", "pageSize": 1})
+        except AuthRequired as error:
+            said = error.message.removesuffix(LOG_IN).strip()
+            return Health(ok=False, code="auth_required", message=said, hint=LOG_IN)
+        except ProviderError as error:
+            return Health(ok=False, code="provider_unavailable", message=error.message)
+        return Health(ok=True)
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """A folder for what is packed; it goes again, whatever happens."""
+        try:
+            place = Path(tempfile.mkdtemp(prefix="sending-", dir=self._folder))
+        except OSError as error:
+            raise Unavailable(f"there is no room to pack it: {error.strerror}") from error
+        try:
+            yield place
+        except OSError as error:
+            raise Unavailable(f"it cannot be packed: {error.strerror}") from error
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _run(owner: str, key: str) -> Run:
+    return Run(f"{owner}/{key}/1", f"https://www.kaggle.com/code/{owner}/{key}")
+
+
+def _names(run: Run) -> dict[str, str]:
+    """Kaggle calls the first version ``v1`` and knows nothing under the bare number."""
+    parts = run.ref.split("/")
+    if len(parts) != 3 or not all(parts):  # noqa: PLR2004 - owner, name, version
+        raise RemoteNotFound("that is no run of Kaggle's")
+    owner, slug, version = parts
+    return {"userName": owner, "kernelSlug": slug, "versionLabel": f"v{version}"}
+
+
+def _input_slug(key: str, digests: Mapping[str, str] | None) -> str:
+    """A run's input by its content: asked for again, a run may go on from another checkpoint."""
+    begin = f"{key}-in-"
+    if digests is None:
+        return begin
+    return begin + hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check(options: Mapping[str, object]) -> None:
+    """``provider_options.kaggle`` of gpu.yaml; all faults at once."""
+    faults = [
+        f"{name} must be true or false" if name in _OPTIONS else f"there is no option {name}"
+        for name, value in sorted(options.items())
+        if not isinstance(value, _OPTIONS.get(name, ()))
+    ]
+    if faults:
+        raise InvalidJob(f"provider_options.kaggle: {'; '.join(faults)}")
+
+
+def _sent(slug: str, file: str, sha256: str | None) -> dict[str, Any]:
+    """Where a file of a dataset is in a session; Kaggle has put them in more than one place."""
+    places = [f"{_INPUT}/{slug}/{file}"]
+    return {"places": places, "below": _INPUT, "folder": slug, "file": file, "sha256": sha256}
+
+
+def _named(path: Path, place: Path) -> Path:
+    """The same file under the name that it is sent with."""
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(path.resolve())
+    return place
+
+
+def _hours(value: object) -> float | None:
+    """A duration as JSON has it: ``"5400s"``."""
+    try:
+        return float(str(value).removesuffix("s")) / 3600.0
+    except ValueError:
+        return None
+
+
+def _moment(value: object) -> float | None:
+    try:
+        found = datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,161 @@
+"""What the suite needs of providers elsewhere, and what they must do besides its rules."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.providers.conformance import SECRET, Harness, Program
+from trainshed.control.scripts.bundles import Bundles
+from trainshed.engines.providers.contract import (
+    GpuOffer,
+    Phase,
+    ProviderError,
+    StagedData,
+    Submission,
+)
+from trainshed.model.scripts.spec import Bundle, ScriptSpec
+
+LOGIN_WORD = "correct-horse-battery-staple"
+"""What the login at the provider consists of."""
+PROGRAM = """
+import json, os, sys, time
+for line in json.loads(os.environ["LINES"]):
+    print(line)
+for name, text in json.loads(os.environ["OUTPUTS"]).items():
+    place = os.path.join(os.environ["GPU_OUTPUT_DIR"], name)
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    open(place, "w").write(text)
+while os.environ.get("FOREVER"):
+    time.sleep(0.05)
+sys.exit(int(os.environ["CODE"]))
+"""
+
+
+class RemoteHarness(Harness):
+    """Runs that really run, in simulated sessions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.reopen()
+
+    def submission(self, key: str, program: Program) -> Submission:
+        outputs = {name: data.decode() for name, data in program.outputs.items()}
+        env = {"LINES": json.dumps(program.lines), "OUTPUTS": json.dumps(outputs), "CODE": str(program.code)}
+        env |= {"FOREVER": "1"} if program.forever else {}
+        return self.packed(key, {"train.py": PROGRAM}, env=env, secrets={"TOKEN": SECRET})
+
+    def packed(
+        self, key: str, files: Mapping[str, str], env: Mapping[str, str] | None = None, **more: Any
+    ) -> Submission:
+        """One Attempt of a packed project whose script is ``train.py``."""
+        code = self.folder / "code" / key
+        for name, text in files.items():
+            place = code / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+        bundles = Bundles(self.folder / "bundles")
+        shipped = Bundle("0" * 64, len(files), sum(map(len, files.values())))
+        spec = ScriptSpec(project_dir="/home/ada/p", bundle=shipped, name="train", script="train.py")
+        number = key.rpartition("-")[2]
+        base = {"TRAINSHED_JOB_ID": "abc", "TRAINSHED_ATTEMPT": number, "TRAINSHED_PROTOCOL": "1"}
+        values: dict[str, Any] = {
+            "name": "train",
+            "env": {**base, **(env or {})},
+            "secrets": {},
+            "gpu": GpuOffer("T4", 16.0),
+            "timeout_seconds": 40_000.0,
+            "attempt_id": "att_" + key.replace("-", "_"),
+            **more,
+        }
+        place = bundles.make(key, spec, code)
+        return Submission(key=key, bundle=place, archive=bundles.archive(key), **values)
+
+    @abstractmethod
+    def refuse(self) -> None:
+        """Have the provider refuse runs for good."""
+
+    @abstractmethod
+    def go_down(self) -> None:
+        """Have the provider fail at everything, and say `LOGIN_WORD` as it does."""
+
+
+class RemoteRules:
+    """Besides `ProviderRules`."""
+
+    def test_rule_2_what_is_refused_for_good_was_not_begun(self, harness: RemoteHarness):
+        harness.refuse()
+        with pytest.raises(ProviderError):
+            harness.provider.submit(harness.submission("gpu-refused-1", Program()))
+        assert harness.runs() == 0
+        assert harness.provider.lookup_by_key("gpu-refused-1") is None
+
+    def test_rule_8_no_error_holds_a_credential(self, harness: RemoteHarness, tmp_path: Path):
+        run = harness.provider.submit(harness.submission("gpu-down-1", Program()))
+        harness.ended(run)
+        harness.go_down()
+        calls = [
+            lambda: harness.provider.status(run),
+            lambda: harness.provider.logs(run, None),
+            lambda: harness.provider.fetch(run, tmp_path / "down"),
+            lambda: harness.provider.cancel(run),
+            lambda: harness.provider.lookup_by_key("gpu-down-1"),
+            lambda: harness.provider.submit(harness.submission("gpu-down-2", Program())),
+        ]
+        for call in calls:
+            with pytest.raises(ProviderError) as caught:
+                call()
+            assert LOGIN_WORD not in caught.value.message
+        health = harness.provider.healthcheck()
+        assert not health.ok
+        assert LOGIN_WORD not in health.message + health.hint
+
+    def test_rule_7_no_link_is_followed_where_files_land(self, harness: RemoteHarness, tmp_path: Path):
+        run = harness.provider.submit(harness.submission("gpu-link-1", Program()))
+        harness.ended(run)
+        outside, trap = tmp_path / "outside", tmp_path / "trap"
+        outside.mkdir()
+        (trap / "outputs").mkdir(parents=True)
+        (trap / "outputs" / "logs").symlink_to(outside)
+        fetched = harness.provider.fetch(run, trap)
+        assert list(outside.iterdir()) == []
+        assert fetched.skipped == ("outputs/logs/day 1.txt",)
+
+    def test_G51_G54_data_secrets_and_checkpoints_reach_the_program(
+        self, harness: RemoteHarness, tmp_path: Path
+    ):
+        folder = tmp_path / "set"
+        (folder / "sub").mkdir(parents=True)
+        (folder / "sub" / "a.txt").write_text("one")
+        show = (
+            "import os, pathlib, gpu\n"
+            "print('line', pathlib.Path(os.environ['GPU_DATA_DIR'], 'set', 'sub', 'a.txt').read_text())\n"
+            "print('line', (gpu.data_dir() / 'single').read_text())\n"
+            "print('line', os.environ['MY_SECRET'] == 'not-to-be-seen-\u00fc')\n"
+            "print('line', gpu.is_resumed(), (gpu.resume_dir() / 'step').read_text())\n"
+        )
+        save = (
+            "import gpu, pathlib\n"
+            "with gpu.atomic_checkpoint('step') as place: pathlib.Path(place).write_text('7')\n"
+        )
+        first = harness.provider.submit(harness.packed("gpu-data-1", {"train.py": save}))
+        assert harness.ended(first) is Phase.SUCCEEDED
+        harness.provider.fetch(first, tmp_path / "first")
+        stored = max((tmp_path / "first" / "checkpoints").glob("*/manifest.json")).parent
+        tree = harness.provider.stage_data("c" * 64, folder, single_file=None)
+        single = harness.provider.stage_data("d" * 64, folder / "sub", single_file="a.txt")
+        second = harness.packed(
+            "gpu-data-2",
+            {"train.py": show},
+            secrets={"MY_SECRET": "not-to-be-seen-\u00fc"},
+            data=(StagedData("set", tree), StagedData("single", single, "a.txt")),
+            resume=stored,
+        )
+        run = harness.provider.submit(second)
+        assert harness.ended(run) is Phase.SUCCEEDED
+        assert harness.lines_of(run) == ["line one", "line one", "line True", "line True 7"]
