@@ -8,6 +8,7 @@ import pytest
 
 from support.person import Person
 from support.programs import bash, leaving_a_mark, marks
+from support.scripts import document, packed_over_http
 from support.waiting import wait_until
 
 
@@ -100,3 +101,43 @@ def test_P13_a_question_outlives_the_server(module_server, ada, tmp_path):
         assert len(marks(place)) == 1
     finally:
         person.close()
+
+
+def test_P13_G21_G39_an_agents_project_runs_once_a_person_approved_it(module_server, people, tmp_path):
+    place = tmp_path / "starts"
+    program = f"open({str(place)!r}, 'a').write('started ')\n".encode()
+    http = module_server.http()
+    spec = document(
+        packed_over_http(http, {"train.py": program}),
+        project_dir=str(tmp_path / "project"),
+        provider="local",
+        hours=None,
+    )
+    agent = {"Trainshed-Source": "agent"}
+    job = http.request("POST", "/v1/jobs", {"type": "train", "spec": spec}, headers=agent).json["job"]
+
+    def now():
+        return http.get(f"/v1/scripts/{job['id']}").json["job"]
+
+    wait_until(lambda: now()["state"] == "awaiting_approval", 60, f"a question; {now()}")
+    assert "no hours given" in now()["approval_reason"]
+    path = f"/v1/approvals/{now()['approval_id']}"
+    refused = http.request("POST", f"{path}/answer", {"answer": "approved"}, headers=agent)
+    assert (refused.status, refused.code) == (403, "FORBIDDEN")
+    assert marks(place) == []
+    person = people()
+    assert person.request("POST", f"{path}/challenge")[0] == 200
+    body = {"answer": "approved", "code": person.code()}
+    assert person.request("POST", f"{path}/answer", body)[0] == 200
+    wait_until(lambda: now()["state"] == "done", 120, f"its end; {now()}")
+    assert marks(place) == ["started"]
+    events = http.get(f"/v1/scripts/{job['id']}/events").json["items"]
+    assert [each["to"] for each in events if each["kind"] == "transition"] == [
+        "queued",
+        "routing",
+        "awaiting_approval",
+        "provisioning",
+        "running",
+        "done",
+    ]
+    assert now()["approved_at"] is not None
