@@ -25,6 +25,7 @@ from trainshed.policy.placement import Decision, PassRules, Placement, Project, 
 from trainshed.policy.reasons import make_board, to_json
 from trainshed.policy.retry import Outcome, access_revoked, content_revoked
 from trainshed.policy.waiting import Queue, TrialClass
+from trainshed.policy.words import sentence
 from trainshed.store import access, attempts, jobs, moves, queue, runners, settings
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
@@ -170,6 +171,16 @@ class Placer:
     def reserved(self) -> Sequence[Kept]:
         """What the newest pass reserved, for the pass over gangs on the same nodes."""
         return () if self._decision is None else self._decision.kept
+
+    def why_waits(self, trial_id: str) -> str | None:
+        """Why a Trial was not placed by the newest pass, in a sentence (promise P10)."""
+        trial, decided = self._trials.get(trial_id), self._decision
+        reason = None if trial is None or decided is None else decided.reason(class_of(trial))
+        if trial is None or decided is None or reason is None:
+            return None
+        pool = decided.pools.get(trial.gpu_type)
+        counts = None if pool is None else (pool.total, pool.free, pool.largest_free)
+        return sentence(class_of(trial), reason, counts)[0]
 
     def publish(self) -> None:
         """Store for readers why Trials wait (promise P10), at most about once a second.

@@ -134,6 +134,8 @@ class Reconciler:
         self._observe(held, changed, everything=everything)
         self._release([a for a in unreleased if a.state is not AllocationState.HELD and a.parts is None])
         placed, again = self._place(unreleased)
+        if everything and self._scripts is not None:
+            self._scripts.tell_waiting(self._placer.why_waits)
         runners = [Active(item.trial, item.allocation) for item in placed if item.trial.kind == moves.RUNNER]
         if runners:
             self._launch(runners)

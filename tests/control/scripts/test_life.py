@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from support.cloud import LocalCourse, runs
+from support.deployment import fleet
 from trainshed.model.resources import Amounts, Node
 from trainshed.store import jobs
 
@@ -80,3 +81,21 @@ def test_a_run_that_began_and_failed_between_two_looks_is_failed(cloud):
     tale = d.rest(d.pack(), pause=30.0)
     assert tale.words[-3:] == ["provisioning", "running", "failed"]
     assert tale.look.trial.exit_code == 2
+
+
+def test_P10_a_job_that_waits_for_this_machines_gpus_says_so_and_runner_trials_keep_their_order(cloud):
+    d = cloud(local=True, clouds={}, nodes=(fleet(1),), default=LocalCourse(run_seconds=40.0))
+    first = d.submit(d.publish(), "runner")
+    d.step()
+    job = d.pack(provider="local")
+    for _ in range(3):
+        d.pass_time(5.0)
+        d.step()
+    waiting = d.tale(job)
+    assert waiting.word == "routing"
+    assert "H100" in waiting.look.script.message
+    assert d.facts(first).trial.state == "running"
+    tale = d.rest(job)
+    assert tale.words[-3:] == ["provisioning", "running", "done"]
+    ends = d.facts(first).trial.finished_at
+    assert tale.attempts[0].submitted_at >= ends, "nothing is given out twice (P5)"

@@ -11,7 +11,7 @@ import contextlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -122,6 +122,7 @@ class Scripts:
         self._routed: set[str] = set()
         self._recovered = False
         self._busy: Counter[str] = Counter()
+        self._told: dict[str, str | None] = {}
         self._nodes: tuple[Node, ...] | None = None
 
     # The controller's thread
@@ -171,17 +172,24 @@ class Scripts:
         freed = any(busy[name] < before for name, before in self._busy.items())
         self._busy = busy
         full = [t.id for t, s in waiting if freed and t.state is State.QUEUED and _waits_for_room(s)]
-        if full:
+        for trial_id in full:
+            self._change(trial_id, {"not_before": None})
 
-            def store(connection: Connection) -> None:
-                for trial_id in full:
-                    scripts.change(connection, trial_id, {"not_before": None})
-
-            self._database.write(store)
+    def _change(self, trial_id: str, values: Mapping[str, object]) -> None:
+        self._database.write(lambda connection: scripts.change(connection, trial_id, values))
 
     def routed(self) -> set[str]:
         """Trials that wait for a place on this machine, as of the last step."""
         return self._routed
+
+    def tell_waiting(self, why: Callable[[str], str | None]) -> None:
+        """Say of Jobs that wait for a place on this machine what they wait for (promise P10)."""
+        said = {trial_id: why(trial_id) for trial_id in self._routed}
+        self._told = {key: text for key, text in self._told.items() if key in said}
+        news = {key: text for key, text in said.items() if text and self._told.get(key) != text}
+        for trial_id, text in news.items():
+            self._change(trial_id, {"message": text})
+            self._told[trial_id] = text
 
     def next_at(self) -> float | None:
         """When time alone makes something due (Unix seconds)."""
@@ -430,13 +438,12 @@ class Scripts:
         count = self._ender.gather(look)
         if count is None:
             return False
-        done = {"fetch_requested_at": None, "outputs_count": count}
         try:
             if self._deliverer.wanted(look.script.host):
                 self._deliverer.deliver(trial_id)
         except Undelivered as problem:
             self._deliverer.note_failure(trial_id, str(problem))
-        self._database.write(lambda connection: scripts.change(connection, trial_id, done))
+        self._change(trial_id, {"fetch_requested_at": None, "outputs_count": count})
         return True
 
     def _deliver(self, trial_id: str) -> bool:
