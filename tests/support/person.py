@@ -13,6 +13,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -38,38 +39,46 @@ class Person:
         *,
         env: Mapping[str, str] | None = None,
         ancestor: Mapping[str, str] | None = None,
+        screen: Mapping[str, str] | None = None,
         terminal: bool = True,
         background: bool = False,
+        orphan: bool = False,
     ) -> None:
-        """``env`` is the environment of the process, ``ancestor`` that of one above it alone."""
+        """``env`` is the environment of the process, ``ancestor`` that of one above it alone, ``screen`` that
+        of whoever has the other end of the terminal. An ``orphan`` left the one above it.
+        """
         self._folder = folder
         folder.mkdir(parents=True)
         self._requests, self._answers = folder / "requests", folder / "answers"
         os.mkfifo(self._requests)
         os.mkfifo(self._answers)
-        self.master, slave = pty.openpty()
-        tty.setraw(slave, termios.TCSANOW)
-        place = os.ttyname(slave)
+        self._screen = folder / "screen"
+        self._screen.touch()
+        os.mkfifo(folder / "switch")
         setting = {
             "url": url,
             "key": key,
             "env": dict(env or {}),
             "ancestor": None if ancestor is None else dict(ancestor),
-            "terminal": place if terminal else None,
+            "screen": str(self._screen),
+            "switch": str(folder / "switch"),
+            "screen_env": dict(screen or {}),
+            "terminal": terminal,
             "background": background,
+            "orphan": orphan,
             "requests": str(self._requests),
             "answers": str(self._answers),
         }
         above = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"]}
         subprocess.run(
             [sys.executable, "-m", "support.person", json.dumps(setting)],
-            env=above,
+            env={**above, **setting["screen_env"]},
             check=True,
             timeout=SECONDS,
         )
+        self._on = (folder / "switch").open("w")
         self._to = self._requests.open("w", buffering=1)
         self._from = self._answers.open()
-        os.close(slave)
         self._seen = ""
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -79,14 +88,7 @@ class Person:
 
     def shown(self) -> str:
         """What the terminal has shown so far."""
-        while select.select([self.master], [], [], 0)[0]:
-            try:
-                read = os.read(self.master, 65_536)
-            except OSError:
-                break
-            if not read:
-                break
-            self._seen += read.decode()
+        self._seen = self._screen.read_text()
         return self._seen
 
     def code(self) -> str:
@@ -95,35 +97,57 @@ class Person:
         return CODE.findall(self._seen)[-1]
 
     def close(self) -> None:
-        for file in (self._to, self._from):
+        for file in (self._to, self._from, self._on):
             with contextlib.suppress(OSError):
                 file.close()
-        os.close(self.master)
 
 
-def _become(setting: Mapping[str, Any]) -> None:
-    """Leave this process's parents, take the terminal, and serve the requests."""
+def _become(setting: dict[str, Any]) -> None:
+    """Leave this process's parents, and be the screen of a terminal with somebody at it."""
     if os.fork():
         os._exit(0)
     os.setsid()
+    master, slave = pty.openpty()
+    tty.setraw(slave, termios.TCSANOW)
+    place = os.ttyname(slave)
+    if not os.fork():
+        os.close(master)
+        _sit_down(setting, place)
+    switch = os.open(setting["switch"], os.O_RDONLY)
+    with open(setting["screen"], "ab", buffering=0) as screen:  # noqa: PTH123 - a text from JSON
+        # It has the terminal open itself, so nothing is lost while nobody else has.
+        while switch not in select.select([master, switch], [], [])[0]:
+            screen.write(os.read(master, 65_536))
+
+
+def _sit_down(setting: Mapping[str, Any], place: str) -> None:
+    """Take the terminal, and serve the requests."""
+    if os.fork():
+        os._exit(0)  # whoever is at the terminal is no child of its screen
+    os.setsid()
     if setting["terminal"]:
         # The first terminal that a session leader opens becomes the one that controls it.
-        os.open(setting["terminal"], os.O_RDWR)
+        os.open(place, os.O_RDWR)
     argv = [sys.executable, "-m", "support.person", "serve", json.dumps(setting)]
     env = {"PYTHONPATH": os.environ["PYTHONPATH"], "PATH": os.environ["PATH"], **setting["env"]}
     if setting["ancestor"] is None and not setting["background"]:
         os.execve(sys.executable, argv, env)
-    above = [sys.executable, "-m", "support.person", "above", json.dumps([setting["background"], argv, env])]
+    how = json.dumps([setting["background"], setting["orphan"], argv, env])
+    above = [sys.executable, "-m", "support.person", "above", how]
     os.execve(sys.executable, above, {**env, **(setting["ancestor"] or {})})
 
 
-def _above(background: bool, argv: Sequence[str], env: Mapping[str, str]) -> None:  # noqa: FBT001 - from JSON
+def _above(background: bool, orphan: bool, argv: Sequence[str], env: Mapping[str, str]) -> None:  # noqa: FBT001 - from JSON
     child = os.fork()
     if not child:
+        if orphan and os.fork():
+            os._exit(0)
         if background:
             os.setpgid(0, 0)
         os.execve(argv[0], list(argv), dict(env))
     os.waitpid(child, 0)
+    if orphan:
+        signal.pause()  # until the terminal is gone
 
 
 def _serve(setting: Mapping[str, Any]) -> None:

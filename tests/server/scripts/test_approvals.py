@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from support.person import Person
-from support.scripts import send_script
+from support.scripts import TRAIN, document, send_script, send_tree
 from support.waiting import wait_until
 from trainshed.control.scripts import approving
 from trainshed.model.access import Permission
@@ -134,6 +134,9 @@ def test_P13_G30_what_an_agent_runs_is_refused_at_a_terminal_too(module_site, pe
         {"env": {"CODEX_SANDBOX_NETWORK_DISABLED": "1"}},
         {"env": {"TRAINSHED_AGENT": "1"}},
         {"ancestor": {"CLAUDECODE": "1"}},
+        # It left its ancestors and has a clean environment, but the terminal is an agent's, or shows one.
+        {"screen": {"CLAUDECODE": "1"}},
+        {"ancestor": {"CLAUDECODE": "1"}, "orphan": True},
     ):
         agent = person(**values)
         status, refused = agent.request("POST", f"/v1/approvals/{question}/challenge")
@@ -160,7 +163,9 @@ def test_P13_the_rules_are_not_changed_by_what_an_agent_runs(module_site, person
     agent = person(env={"CLAUDECODE": "1"})
     status, refused = agent.request("PUT", "/v1/approval-policy", {"user": {"ask_secrets": True}})
     assert (status, refused["code"]) == (403, "FORBIDDEN")
-    # Nor by an agent that nobody knows: it has no terminal.
+    # Nor by one that left its ancestors, or that nobody knows: it has no terminal.
+    for values in ({"ancestor": {"CLAUDECODE": "1"}, "orphan": True}, {"screen": {"CLAUDECODE": "1"}}):
+        assert person(**values).request("PUT", "/v1/approval-policy", {})[0] == 403, values
     for method in ("PUT", "DELETE"):
         status, refused = person(terminal=False).request(method, "/v1/approval-policy", {})
         assert (status, refused["code"]) == (403, "FORBIDDEN")
@@ -168,6 +173,32 @@ def test_P13_the_rules_are_not_changed_by_what_an_agent_runs(module_site, person
     ada = person()
     assert ada.request("PUT", "/v1/approval-policy", {"user": {"ask_secrets": True}})[0] == 200
     assert ada.request("DELETE", "/v1/approval-policy")[0] == 200
+
+
+def test_P13_a_process_that_cannot_be_found_changes_neither_rules_nor_secrets(module_site):
+    """One that hangs up at once, say: its client has no address here."""
+    for path, body in (("approval-policy", {"user": {"ask_secrets": True}}), ("secrets/K", {"value": "x"})):
+        answer = module_site.request("PUT", f"/v1/{path}", body)
+        assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
+    assert module_site.request("DELETE", "/v1/secrets/K").json()["code"] == "FORBIDDEN"
+    assert module_site.get("/v1/secrets").json()["items"] == []
+
+
+def test_P13_what_an_agent_runs_changes_no_secret(module_site, person):
+    agent, ada = person(ancestor={"CLAUDECODE": "1"}), person(terminal=False)
+    for method, body in (("PUT", {"value": "x"}), ("DELETE", None)):
+        status, refused = agent.request(method, "/v1/secrets/SOME_KEY", body)
+        assert (status, refused["code"]) == (403, "FORBIDDEN")
+    assert ada.request("PUT", "/v1/secrets/SOME_KEY", {"value": "x"})[0] == 200
+    assert ada.request("DELETE", "/v1/secrets/SOME_KEY")[0] == 200
+
+
+def test_P13_c6_what_an_agent_submits_is_an_agents_although_it_does_not_say_so(module_site, person):
+    bundle = send_tree(module_site, TRAIN)
+    for values, source in (({"ancestor": {"CLAUDECODE": "1"}}, "agent"), ({}, "user")):
+        body = {"type": "train", "spec": document(bundle, project_dir=next(FOLDERS), hours=6)}
+        status, answer = person(**values).request("POST", "/v1/jobs", body)
+        assert (status, answer["job"]["source"]) == (201, source), answer
 
 
 def test_a_process_that_cannot_be_found_gets_no_code(module_site):

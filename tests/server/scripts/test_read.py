@@ -422,20 +422,19 @@ def test_a6_providers_and_quotas_are_shown(sqlite_site):
     assert unknown.json()["code"] == "PROVIDER_NOT_FOUND"
 
 
-def test_h_secrets_are_kept_sealed_and_only_their_names_are_told(sqlite_site):
+def test_h_secrets_are_kept_sealed_and_only_their_names_are_told(make_site):
+    site = make_site(personal=False)
     value = "canary-9f1c2e"
-    assert sqlite_site.request("PUT", "/v1/secrets/WANDB_KEY", {"value": value}).json()["name"] == "WANDB_KEY"
-    listed = sqlite_site.get("/v1/secrets")
+    assert site.request("PUT", "/v1/secrets/WANDB_KEY", {"value": value}).json()["name"] == "WANDB_KEY"
+    listed = site.get("/v1/secrets")
     assert [each["name"] for each in listed.json()["items"]] == ["WANDB_KEY"]
     assert value not in listed.text
-    raw = b"".join(path.read_bytes() for path in sqlite_site.data.parent.rglob("*") if path.is_file())
+    raw = b"".join(path.read_bytes() for path in site.data.parent.rglob("*") if path.is_file())
     assert value.encode() not in raw
-    bob = sqlite_site.add_key(user="bob", kind="human")
-    assert sqlite_site.get("/v1/secrets", key=bob).json()["items"] == []
-    assert (
-        sqlite_site.request("DELETE", "/v1/secrets/WANDB_KEY", key=bob).json()["code"] == "SECRET_NOT_FOUND"
-    )
-    assert sqlite_site.request("DELETE", "/v1/secrets/WANDB_KEY").status_code == 200
+    bob = site.add_key(user="bob", kind="human")
+    assert site.get("/v1/secrets", key=bob).json()["items"] == []
+    assert site.request("DELETE", "/v1/secrets/WANDB_KEY", key=bob).json()["code"] == "SECRET_NOT_FOUND"
+    assert site.request("DELETE", "/v1/secrets/WANDB_KEY").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -448,8 +447,8 @@ def test_h_secrets_are_kept_sealed_and_only_their_names_are_told(sqlite_site):
         ("OK", "\0", "value"),
     ],
 )
-def test_h_bad_secrets_are_refused(module_site, name, value, path):
-    answer = module_site.request("PUT", f"/v1/secrets/{name}", {"value": value})
+def test_h_bad_secrets_are_refused(make_site, name, value, path):
+    answer = make_site(personal=False).request("PUT", f"/v1/secrets/{name}", {"value": value})
     assert answer.json()["code"] == "INVALID_REQUEST"
     assert answer.json()["errors"][0]["path"] == path
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainshed.control.scripts import peers
-from trainshed.control.scripts.callers import Caller
+from trainshed.control.scripts.callers import AGENT, Caller
 from trainshed.control.scripts.peers import Peer
 from trainshed.model.access import KeyKind, Permission
 from trainshed.model.errors import Refusal
@@ -36,6 +36,7 @@ _CODE_LENGTH = 8
 APPROVED, DENIED, EXPIRED = "approved", "denied", "expired"
 MAX_NOTE = 1000
 OWN_TERMINAL = "Run it in a terminal of your own, outside of any agent."
+_UNREADABLE = "the calling process cannot be looked at, so nobody knows who is behind it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,25 @@ class Approving:
             raise Refusal.of("FORBIDDEN", said, hint="Ask the user to do it in a terminal of their own.")
         if self._personal and peer.here:
             _terminal(peer)
+
+    def require_no_agent(self, caller: Caller, peer: Peer, what: str, hint: str) -> None:
+        """Raise `Refusal` ``FORBIDDEN`` where an agent would change ``what``, or nobody knows who would.
+
+        Less than a yes takes: it may come from a pipe or a timer.
+        """
+        if caller.is_agent or (peer.here and peer.agent is not None):
+            raise Refusal.of("FORBIDDEN", f"an agent cannot change {what}", hint=hint)
+        if self._personal and peer.here and peer.unreadable:
+            raise Refusal.of("FORBIDDEN", _UNREADABLE, hint=hint)
+
+    def source_of(self, caller: Caller, look: Callable[[], Peer]) -> Caller:
+        """The caller, as an agent where the process at the other end has one behind it (c.6).
+
+        ``look`` is asked on a person's own server alone, where it costs little.
+        """
+        if not self._personal or caller.is_agent or look().agent is None:
+            return caller
+        return replace(caller, said=AGENT)
 
     def _check_code(self, peer: Peer, approval_id: int, code: str | None) -> None:
         _terminal(peer)
@@ -304,8 +324,7 @@ def _terminal(peer: Peer) -> Path:
             "FORBIDDEN", said, hint="Answer with your own key; no code is needed from elsewhere."
         )
     if peer.unreadable:
-        said = "the calling process cannot be looked at, so nobody knows who is behind it"
-        raise Refusal.of("FORBIDDEN", said, hint=OWN_TERMINAL)
+        raise Refusal.of("FORBIDDEN", _UNREADABLE, hint=OWN_TERMINAL)
     terminal = peer.terminal()
     if terminal is None:
         said = "the calling process is not in the foreground of a terminal"

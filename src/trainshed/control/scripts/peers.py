@@ -29,6 +29,7 @@ _PROC, _DEV = Path("/proc"), Path("/dev")
 _TABLES = ("tcp", "tcp6")
 _ESTABLISHED = "01"
 _MOST_ANCESTORS = 64
+_PTMX, _TTY_INDEX = "ptmx", "tty-index:"
 _PTS_FIRST, _PTS_LAST, _PTS_EACH = 136, 143, 256
 
 
@@ -56,11 +57,13 @@ class Peer:
     """Whether it is a process of this machine."""
     chains: tuple[tuple[Process, ...], ...] = ()
     """Each process that holds the connection, and its ancestors, nearest first."""
+    around: tuple[tuple[Process, ...], ...] = ()
+    """Of its terminal: what is in the foreground there, and who has the other end; with their ancestors."""
 
     @property
     def agent(self) -> str | None:
         """What shows that an agent is behind it, in words; ``None`` if nothing does."""
-        for chain in self.chains:
+        for chain in (*self.chains, *self.around):
             for process in chain:
                 marked = [name for name in MARKERS if (process.env or {}).get(name)]
                 if marked:
@@ -94,7 +97,8 @@ def peer_of(client: Address | None, server: Address | None) -> Peer:
     looking = _ByProc() if _PROC.joinpath("self", "stat").exists() else ByPsutil()
     found = [_chain(looking, pid) for pid in looking.holders(client, server)]
     chains = tuple(chain for chain in found if chain)
-    return Peer(here=bool(found) or _is_loopback(client[0]), chains=chains)
+    around = tuple(chain for nearest in chains for chain in looking.around(nearest[0]) if chain)
+    return Peer(here=bool(found) or _is_loopback(client[0]), chains=chains, around=around)
 
 
 def show(terminal: Path, text: str) -> None:
@@ -169,6 +173,8 @@ class _Looking(Protocol):
 
     def look(self, pid: int) -> Process | None: ...
 
+    def around(self, process: Process) -> list[tuple[Process, ...]]: ...
+
 
 def _chain(looking: _Looking, pid: int) -> tuple[Process, ...]:
     """A process and its ancestors; empty where it is gone."""
@@ -191,7 +197,7 @@ class _ByProc:
         if inode is None:
             return []
         wanted = f"socket:[{inode}]"
-        pids = [int(place.name) for place in _PROC.iterdir() if place.name.isdigit()]
+        pids = _pids()
         # One that may not be looked at is somewhere all the same: no process has the number 0.
         return [pid for pid in pids if any(link == wanted for link in _links(pid))] or [0]
 
@@ -213,6 +219,23 @@ class _ByProc:
             names=frozenset({head.partition("(")[2], *called}),
             env=_environment(place),
         )
+
+    def around(self, process: Process) -> list[tuple[Process, ...]]:
+        """A pseudo-terminal shows what it shows to whoever has its other end, and that may be an agent's."""
+        if not process.terminal:
+            return []
+        index = _index(process.terminal)
+        found = []
+        for pid in _pids():
+            if pid == process.pid:
+                continue
+            each = self.look(pid)
+            if each is None:
+                continue
+            waits = each.terminal == process.terminal and each.group == each.foreground
+            if waits or (index is not None and _has_other_end(pid, index)):
+                found.append(_chain(self, pid))
+        return found
 
 
 class ByPsutil:
@@ -238,9 +261,45 @@ class ByPsutil:
         env = None
         with contextlib.suppress(psutil.Error):
             env = process.environ()
-        group = os.getpgid(pid) if terminal else 0
+        group = _group(pid) if terminal else 0
         number = os.stat(terminal).st_rdev if terminal else 0  # noqa: PTH116 - a text of psutil's
         return Process(pid, parent, group, number, group, frozenset(names), env)
+
+    def around(self, process: Process) -> list[tuple[Process, ...]]:  # noqa: ARG002 - nobody tells it here
+        return []
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _pids() -> list[int]:
+    return [int(place.name) for place in _PROC.iterdir() if place.name.isdigit()]
+
+
+def _index(terminal: int) -> int | None:
+    """Which pseudo-terminal this is, by its device number; ``None`` for another kind of terminal."""
+    major, minor = os.major(terminal), os.minor(terminal)
+    return (major - _PTS_FIRST) * _PTS_EACH + minor if _PTS_FIRST <= major <= _PTS_LAST else None
+
+
+def _has_other_end(pid: int, index: int) -> bool:
+    """Whether a process has the other end of a pseudo-terminal open, as far as we may see."""
+    folder = _PROC / str(pid)
+    try:
+        numbers = [place.name for place in (folder / "fd").iterdir()]
+    except OSError:
+        return False
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            if (folder / "fd" / number).readlink().name == _PTMX:
+                lines = (folder / "fdinfo" / number).read_text("ascii").splitlines()
+                if [_TTY_INDEX, str(index)] in [line.split() for line in lines]:
+                    return True
+    return False
 
 
 def _environment(place: Path) -> Mapping[str, str] | None:
@@ -257,11 +316,8 @@ def _terminal_path(number: int) -> Path | None:
     for path in _DEV.glob("ttys*") if not _PROC.exists() else ():
         if path.stat().st_rdev == number:
             return path
-    major, minor = os.major(number), os.minor(number)
-    if _PTS_FIRST <= major <= _PTS_LAST:
-        path = Path(f"/dev/pts/{(major - _PTS_FIRST) * _PTS_EACH + minor}")
-    else:
-        path = Path(f"/dev/tty{minor}")
+    index = _index(number)
+    path = Path(f"/dev/tty{os.minor(number)}" if index is None else f"/dev/pts/{index}")
     try:
         found = path.stat()
     except OSError:

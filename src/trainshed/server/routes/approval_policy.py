@@ -8,8 +8,7 @@ from trainshed.model.access import Permission
 from trainshed.model.errors import FaultList
 from trainshed.policy import approval
 from trainshed.server.endpoints import Call, Operation, Routes
-from trainshed.server.routes.approvals import peer
-from trainshed.server.routes.scripts import READ, SOURCE, caller, small
+from trainshed.server.routes.scripts import READ, SOURCE, caller, peer, small
 from trainshed.server.script_views import g_time
 from trainshed.server.shapes import requests
 from trainshed.server.shapes import scripts as shapes

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from trainshed.control.scripts.approving import MAX_NOTE, Answer, refuse_agent
-from trainshed.control.scripts.peers import Peer, peer_of
 from trainshed.control.scripts.references import job_id_of
 from trainshed.model.errors import Refusal
 from trainshed.server.bodies import Body
 from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.pages import cut_page, open_cursor, page_limit
-from trainshed.server.routes.scripts import READ, RUN, SOURCE, caller, small
+from trainshed.server.routes.scripts import READ, RUN, SOURCE, caller, peer, small
 from trainshed.server.script_views import approval_view, g_time_text
 from trainshed.server.shapes import requests
 from trainshed.server.shapes import scripts as shapes
@@ -136,14 +135,6 @@ def answer(call: Call, approval_id: str) -> shapes.Approval:
     call.services.wake()
     with call.services.database.read() as connection:
         return _view(connection, row)
-
-
-def peer(call: Call) -> Peer:
-    client, server = call.request.scope.get("client"), call.request.scope.get("server")
-    return peer_of(
-        None if client is None else (client[0], client[1]),
-        None if server is None or server[1] is None else (server[0], server[1]),
-    )
 
 
 def _view(connection: Connection, row: Approval) -> shapes.Approval:

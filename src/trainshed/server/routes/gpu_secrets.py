@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainshed.server.bodies import Body
 from trainshed.server.endpoints import Call, Operation, Routes
-from trainshed.server.routes.scripts import RUN, SOURCE, caller, small
+from trainshed.server.routes.scripts import RUN, SOURCE, caller, peer, small
 from trainshed.server.script_views import g_time_text
 from trainshed.server.shapes import requests
 from trainshed.server.shapes import scripts as shapes
@@ -39,6 +39,7 @@ def list_secrets(call: Call) -> shapes.SecretNames:
 )
 def put_secret(call: Call, secret: str) -> shapes.SecretName:
     """For people only. It is kept sealed; Jobs of the same person get it where they list its name."""
+    _require_no_agent(call)
     body = Body(call.object())
     body.known(["value"])
     body.finish()
@@ -58,5 +59,11 @@ def put_secret(call: Call, secret: str) -> shapes.SecretName:
 )
 def delete_secret(call: Call, secret: str) -> Empty:
     """For people only. Jobs that list it and have not started will fail."""
+    _require_no_agent(call)
     call.services.scripts.secrets.remove(caller(call), secret)
     return Empty()
+
+
+def _require_no_agent(call: Call) -> None:
+    hint = "Ask the user to run `gpu secrets set NAME` in a terminal of their own."
+    call.services.scripts.approving.require_no_agent(caller(call), peer(call), "secrets", hint)

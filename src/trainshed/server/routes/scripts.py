@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from trainshed.control.scripts.callers import Caller, caller_of
 from trainshed.control.scripts.operations import require
+from trainshed.control.scripts.peers import Peer, peer_of
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
 from trainshed.model.scripts.document import to_document
@@ -103,6 +104,20 @@ def caller(call: Call) -> Caller:
     return caller_of(call.principal, call.request.headers)
 
 
+def peer(call: Call) -> Peer:
+    """Which process of this machine is at the other end of the connection."""
+    client, server = call.request.scope.get("client"), call.request.scope.get("server")
+    return peer_of(
+        None if client is None else (client[0], client[1]),
+        None if server is None or server[1] is None else (server[0], server[1]),
+    )
+
+
+def judged(call: Call) -> Caller:
+    """The caller by whose rules a Job is judged: what an agent runs is its, whatever it says of itself."""
+    return call.services.scripts.approving.source_of(caller(call), lambda: peer(call))
+
+
 def read(call: Call, connection: Connection, ref: str) -> Triple:
     """The script Job that a reference names; raises `Refusal`."""
     return require(connection, call.viewer, ref)
@@ -115,7 +130,7 @@ def shown(call: Call, job_id: str) -> shapes.ScriptJob:
 
 def submit_script(call: Call, document: object) -> Reply:
     """`POST /v1/jobs` with a spec of kind `script`; answered after the commit."""
-    accepted = call.services.scripts.accept.accept(caller(call), document)
+    accepted = call.services.scripts.accept.accept(judged(call), document)
     if accepted.submitted:
         call.services.wake()
     with call.services.database.read() as connection:
@@ -200,7 +215,7 @@ def route_script(call: Call) -> shapes.Routed:
     body = Body(call.object())
     body.known(["spec"])
     body.finish()
-    who = caller(call)
+    who = judged(call)
     spec = call.services.scripts.accept.judge(who, body.values.get("spec"))
     with call.services.database.read() as connection:
         plan = call.services.scripts.planner.plan(
