@@ -107,6 +107,12 @@ class AccessSettings:
     """``[access]``."""
 
     run_grants_stop: bool = _setting(True, "A new key with `training.run` also gets `training.stop`.")  # noqa: FBT003 - the default of a setting
+    answers: str = _setting(
+        "auto",
+        "What a yes to a question needs from a process of this machine: a code on its `terminal`, or a"
+        " person's `key` alone (behind a proxy on this machine); `auto`: the first on SQLite.",
+        options=("auto", "terminal", "key"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def build(
             task_operations=TaskOperations(database),
             catalogs=catalogs,
             outlook=OutlookReader(catalogs, policy),
-            scripts=_scripts(database, blobs, keeper, clock, ids, work),
+            scripts=_scripts(config, database, blobs, keeper, clock, ids, work),
             log_files=files_of,
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
@@ -187,6 +187,7 @@ def build(
 
 
 def _scripts(
+    config: Config,
     database: Database,
     blobs: BlobStore,
     keeper: SecretKeeper,
@@ -194,11 +195,12 @@ def _scripts(
     ids: IdFactory,
     work: ScriptWork | None,
 ) -> ScriptServices:
+    # On SQLite it is one person's own server, where the key lies beside every program of theirs.
+    personal = {"terminal": True, "key": False}.get(config.access.answers, database.dialect == "sqlite")
     return ScriptServices(
         accept=ScriptAcceptance(database, blobs, partial(_provider_names, database), clock, ids),
         operations=ScriptOperations(database, clock),
-        # On SQLite it is one person's own server, where the key lies beside every program of theirs.
-        approving=Approving(database, clock, personal=database.dialect == "sqlite"),
+        approving=Approving(database, clock, personal=personal),
         secrets=keeper,
         providers=partial(asked_here, work),
     )
