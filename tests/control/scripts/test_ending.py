@@ -10,6 +10,7 @@ from support.cloud import CLOUD, LocalCourse, runs, wire
 from trainshed.content.logs import LogReader
 from trainshed.engines.local import log_files
 from trainshed.engines.providers.contract import Unavailable
+from trainshed.engines.providers.fake import FakeProvider
 from trainshed.model.scripts.wire import hidden
 from trainshed.store import scripts
 
@@ -221,3 +222,30 @@ def test_k4_a_restart_goes_on_with_every_job_and_says_so(cloud):
     assert d.tale(asking).word == "awaiting_approval"
     tale = d.rest(running)
     assert (tale.words[-1], len(tale.attempts), len(d.cloud.runs)) == ("done", 1, 1)
+
+
+def test_h4_what_a_run_elsewhere_prints_of_a_secret_is_masked_before_it_is_kept(cloud):
+    d = cloud()
+    d.secrets["API"] = "value-of-the-secret"
+    d.cloud.course = runs(60.0, lines=((5.0, "token=value-of-the-secret!"),))
+    job = d.pack(secrets=("API",))
+    attempt = d.rest(job).attempts[0]
+    with LogReader(log_files(d.root / "engines" / CLOUD, attempt.attempt_id)) as reader:
+        assert [record.data.decode() for record in reader.records()] == ["token=***!"]
+
+
+def test_what_goes_wrong_here_is_told_once_and_tried_again(cloud, monkeypatch):
+    d = cloud()
+    d.cloud.course = runs(20.0)
+    faults = [RuntimeError("a bug")] * 2
+    status = FakeProvider.status
+
+    def failing(self, run):
+        if faults:
+            raise faults.pop()
+        return status(self, run)
+
+    monkeypatch.setattr(FakeProvider, "status", failing)
+    tale = d.rest(d.pack())
+    assert tale.words[-1] == "done"
+    assert tale.notes.count("internal_error") == 1

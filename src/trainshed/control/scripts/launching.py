@@ -201,6 +201,8 @@ class Launcher:
             if item.manifest_sha256 is not None
         )
         resume = self._checkpoints.newest(look, holder) if attempt.number > 1 else None
+        if resume is not None:
+            self._note(look, Note.CHECKPOINT_FOUND, f"Checkpoint {resume[0].number} is intact.")
         said = f"{attempt.provider} has it as {attempt.key}."
         if attempt.number > 1:
             said += " " + _resumes(resume[0].step if resume else None, found=resume is not None)

@@ -7,7 +7,6 @@ and gives those their place that run on this machine.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections import Counter
@@ -24,10 +23,10 @@ from trainshed.control.scripts.book import Book
 from trainshed.control.scripts.bundles import Bundles
 from trainshed.control.scripts.checkpoints import Checkpoints
 from trainshed.control.scripts.choosing import Chooser
-from trainshed.control.scripts.delivering import Deliverer, Undelivered
 from trainshed.control.scripts.ending import Ender
 from trainshed.control.scripts.fetching import Fetcher
 from trainshed.control.scripts.ground import Ground, Look, ScriptWork, look_at
+from trainshed.control.scripts.homing import Homing
 from trainshed.control.scripts.launching import Launcher
 from trainshed.control.scripts.leaving import Leaver
 from trainshed.control.scripts.losing import Losses
@@ -47,7 +46,6 @@ from trainshed.model.states import ACTIVE, TERMINAL, State
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.migration import (
     CONSEQUENCES,
-    DELIVERY_PAUSES,
     PROVISION_SECONDS,
     QUEUE_SECONDS,
     STALLED_SECONDS,
@@ -55,7 +53,7 @@ from trainshed.policy.migration import (
 )
 from trainshed.policy.routing import Outcome
 from trainshed.store import queue, script_work, scripts
-from trainshed.store.database import Connection, Database
+from trainshed.store.database import Connection, Database, DatabaseUnavailable
 from trainshed.store.records import Allocation, Trial
 from trainshed.store.script_records import Script, ScriptAttempt
 
@@ -67,8 +65,6 @@ _ASK_AGAIN_SECONDS = 10.0
 """How often something is looked at that only a provider's answer moves on."""
 _LIVE_FETCH_SECONDS = 300.0
 """How often checkpoints of a run that is elsewhere are fetched while it runs."""
-_DELIVERY_WINDOW_SECONDS = 3600.0
-"""After a restart, outputs of Jobs that ended so recently are delivered."""
 
 log = structlog.get_logger(__name__)
 
@@ -109,19 +105,19 @@ class Scripts:
         self._watcher = Watcher(ground, self._losses)
         self._leaver = Leaver(ground, self._watcher, self._checkpoints, self._fetcher)
         self._ender = Ender(ground, self._watcher, self._checkpoints, self._fetcher)
-        self._deliverer = Deliverer(ground)
         self._releaser = Releaser(ground, finisher, background)
         self._book = Book(ground, background)
+        self._homing = Homing(ground, self._ender, self._fetcher, background)
         self._guard = threading.Lock()
         self._due: dict[str, float] = {}
         """When time alone makes something due, by Trial."""
         self._settled: dict[str, tuple[object, ...]] = {}
         """What a Trial looked like when nothing more was to be done for it at once."""
         self._fetched_at: dict[str, float] = {}
-        self._deliveries: dict[str, tuple[int, float]] = {}
         self._routed: set[str] = set()
         self._recovered = False
         self._busy: Counter[str] = Counter()
+        self._failed: set[str] = set()
         self._told: dict[str, str | None] = {}
         self._nodes: tuple[Node, ...] | None = None
 
@@ -157,8 +153,7 @@ class Scripts:
             for trial, script in waiting
             if self._is_due(trial, script, now, hinted=trial.id in running) and self._begin(trial.id)
         ]
-        begun += [t for t in self._deliveries_due(now) if self._begin_for_outputs(t, self._deliver)]
-        begun += [t for t in wanted if self._begin_for_outputs(t, self._fetch)]
+        begun += self._homing.step(wanted, now)
         self._routed = {t.id for t, s in waiting if t.state is State.QUEUED and s.provider is not None}
         if everything:
             held = {a.attempt_id for a in unreleased}
@@ -194,7 +189,7 @@ class Scripts:
     def next_at(self) -> float | None:
         """When time alone makes something due (Unix seconds)."""
         with self._guard:
-            due = [*self._due.values(), *(at for _, at in self._deliveries.values())]
+            due = [*self._due.values(), *self._homing.next_at()]
         asked = self._book.due()
         return min(due + ([] if asked is None else [asked]), default=None)
 
@@ -223,18 +218,17 @@ class Scripts:
         """After a start: say of each Job that it goes on (k.4), and find outputs that were not delivered."""
         if self._recovered:
             return
-        now, work = self._clock(), self._ground.work
+        now = self._clock()
 
-        def store(connection: Connection) -> list[str]:
+        def store(connection: Connection) -> None:
             for trial, script in scripts.unfinished(connection):
                 if script.placements or script.word != "queued":
                     said = f"The server was started again; the Job is {script.word} and goes on."
                     scripts.note(connection, trial.id, Note.RECOVERED, said, at=now, actor="recovery")
-            since = now - _DELIVERY_WINDOW_SECONDS
-            return script_work.undelivered(connection, work.host, since=since) if work.deliver else []
 
-        for trial_id in self._database.write(store):
-            self._deliveries[trial_id] = 0, now
+        self._database.write(store)
+        with self._database.read() as connection:
+            self._homing.recover(connection, now)
         self._recovered = True
 
     def _is_due(self, trial: Trial, script: Script, now: float, *, hinted: bool) -> bool:
@@ -246,7 +240,7 @@ class Scripts:
     def _begin(self, trial_id: str) -> bool:
         if not self._background.offers(trial_id):
             return False
-        self._background.start(trial_id, partial(self._advance, trial_id))
+        self._background.start(trial_id, partial(self._work, trial_id))
         return True
 
     def _forget_all_but(self, trial_ids: set[str], attempt_ids: set[str], began: set[str]) -> None:
@@ -255,6 +249,7 @@ class Scripts:
             for known in (self._due, self._settled):
                 for key in known.keys() - trial_ids:
                     del known[key]
+            self._failed &= trial_ids
             for key in self._fetched_at.keys() - attempt_ids:
                 del self._fetched_at[key]
         self._watcher.forget_all_but(attempt_ids)
@@ -268,6 +263,23 @@ class Scripts:
         return room_of(self._ground, held, self.places.nodes)
 
     # One Job, in an executor
+
+    def _work(self, trial_id: str) -> bool:
+        """`_advance`; what goes wrong in it is told once, and it is tried again after a pause."""
+        try:
+            return self._advance(trial_id)
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:
+            if trial_id not in self._failed:
+                self._failed.add(trial_id)
+                now, said = self._clock(), f"Something went wrong here ({type(error).__name__}); it goes on."
+                self._database.write(
+                    lambda connection: scripts.note(
+                        connection, trial_id, Note.INTERNAL_ERROR, said, at=now, level="error"
+                    )
+                )
+            raise
 
     def _advance(self, trial_id: str) -> bool:
         """Do what is to be done for one Job until nothing follows at once."""
@@ -286,7 +298,10 @@ class Scripts:
                     self._set_due(after, done=done)
                 return True
             if after.trial.state in TERMINAL:
-                self._after_end(after)
+                with self._guard:
+                    self._due.pop(trial_id, None)
+                    self._settled.pop(trial_id, None)
+                self._homing.ended(after)
                 return True
         return True
 
@@ -405,60 +420,6 @@ class Scripts:
         if (leaves := self._leaver.due(look, live)) is not None and leaves > look.now:
             moments.append(leaves + 0.001)
         return min(moments)
-
-    # Outputs
-
-    def _after_end(self, look: Look) -> None:
-        with self._guard:
-            self._due.pop(look.trial.id, None)
-            self._settled.pop(look.trial.id, None)
-            wanted = look.script.outputs_count is not None and self._deliverer.wanted(look.script.host)
-            began = bool(look.attempts) and any(each.started_at is not None for each in look.attempts)
-            if wanted and began and not look.script.outputs_fetched:
-                self._deliveries[look.trial.id] = 0, look.now
-
-    def _deliveries_due(self, now: float) -> list[str]:
-        with self._guard:
-            return [trial_id for trial_id, (_, at) in self._deliveries.items() if at <= now]
-
-    def _begin_for_outputs(self, trial_id: str, work: Callable[[str], bool]) -> bool:
-        key = f"outputs {trial_id}"
-        if not self._background.offers(key):
-            return False
-        self._background.start(key, partial(work, trial_id))
-        return True
-
-    def _fetch(self, trial_id: str) -> bool:
-        """Bring outputs that somebody asked for, of a run that goes on too (a.4)."""
-        look = self._look(trial_id)
-        if look is None:
-            return True
-        if look.last is not None:
-            self._fetcher.again(look.last.attempt_id)
-        count = self._ender.gather(look)
-        if count is None:
-            return False
-        try:
-            if self._deliverer.wanted(look.script.host):
-                self._deliverer.deliver(trial_id)
-        except Undelivered as problem:
-            self._deliverer.note_failure(trial_id, str(problem))
-        self._change(trial_id, {"fetch_requested_at": None, "outputs_count": count})
-        return True
-
-    def _deliver(self, trial_id: str) -> bool:
-        tries = self._deliveries.get(trial_id, (0, 0.0))[0]
-        try:
-            self._deliverer.deliver(trial_id)
-        except Undelivered as problem:
-            if tries < len(DELIVERY_PAUSES):
-                with self._guard:
-                    self._deliveries[trial_id] = tries + 1, self._clock() + DELIVERY_PAUSES[tries]
-                return True
-            self._deliverer.note_failure(trial_id, str(problem))
-        with self._guard, contextlib.suppress(KeyError):
-            del self._deliveries[trial_id]
-        return True
 
 
 def _waits_for_room(script: Script) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import structlog
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.scripts.ground import Ground, Look, close_attempt, locked_look, look_at, move, run_of
 from trainshed.control.scripts.heard import Heard, known_progress, listen, progress_values
+from trainshed.control.scripts.hiding import masker
 from trainshed.control.scripts.losing import Losses, blame
 from trainshed.engines.providers.contract import (
     ENDED,
@@ -110,7 +111,7 @@ class Watcher:
         if provider is None or run is None:
             return False
         try:
-            seen = self._look(provider, run, attempt)
+            seen = self._look(provider, run, attempt, masker(self._ground, look, attempt.provider))
         except RemoteNotFound as error:
             seen = _Seen(Status(Phase.LOST, message=error.message), (), Cursor.of(attempt.cursor), more=False)
         except ProviderError as error:
@@ -129,9 +130,12 @@ class Watcher:
 
     # The provider
 
-    def _look(self, provider: Provider, run: Run, attempt: ScriptAttempt) -> _Seen:
+    def _look(
+        self, provider: Provider, run: Run, attempt: ScriptAttempt, mask: Callable[[str], str]
+    ) -> _Seen:
         """The status first: what it ended with is certain before the last lines are read."""
         status = provider.status(run)
+        status = replace(status, message=mask(status.message))
         cursor = Cursor.of(attempt.cursor)
         lines: list[str] = []
         if status.phase is Phase.PENDING or cursor.finished:
@@ -139,7 +143,7 @@ class Watcher:
         mark, finished = cursor.mark, False
         for _ in range(_MOST_CHUNKS):
             chunk = self._read(provider, run, mark, status)
-            lines += chunk.lines
+            lines += map(mask, chunk.lines)
             finished, stuck = chunk.finished, chunk.cursor == mark
             mark = chunk.cursor
             if finished or stuck or not chunk.lines:
