@@ -24,7 +24,7 @@ from trainshed.model.resources import simulated_share
 from trainshed.policy.effective import ServerPolicy
 
 DOCS = Path(__file__).parents[2] / "docs"
-PRINTS_NO_DATA = {"serve", "completion", "train shell"}
+PRINTS_NO_DATA = {"serve", "completion", "train shell", "gpu mcp", "gpu daemon run"}
 HEAVY = {
     "httpx2",
     "pydantic",

@@ -73,6 +73,9 @@ def bring(
     """
     ref = job["short_id"]
     target = os.path.abspath(os.path.expanduser(dest)) if dest else job["outputs_dir"]  # noqa: PTH100, PTH111 - links stay as they were named
+    if not job["attempt_count"]:
+        # It was never started, so nothing was written.
+        return {"dir": target, "count": 0, "bytes": 0, "listing": []}
     if dest is None and (refetch or not job["outputs_fetched"]):
         client.scripts.fetch(ref, refetch=refetch)
         job = _delivered(client, job)
