@@ -80,6 +80,7 @@ def test_the_tour_works_as_written_and_leaves_nothing(tmp_path, environment):
     estimate = json.loads((tmp_path / "first-runner/fetched/results/estimate.json").read_text())["estimate"]
     assert 2.5 < estimate < 3.5
     jobs = set(re.findall(r"^job\s+(job_\w+)", out, re.MULTILINE))
-    assert len(jobs) == 2, "the same request id is one Job"
+    assert len(jobs) == 3, "the same request id is one Job; the third is the task"
+    assert "\n0.333\n" in out, "what the packed project wrote came back"
     assert not (tmp_path / "home/server/server.json").exists()
     wait_until(lambda: not processes_of(tmp_path), 60, "every process of the tour to be gone")
