@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,6 +21,7 @@ import structlog
 
 from trainshed.content.blobs import Blob, BlobError, BlobStore
 from trainshed.content.local import LocalContent, LocalContentError
+from trainshed.content.walk import open_below
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.scripts.ground import Ground, Look
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
@@ -29,6 +34,10 @@ from trainshed.store.script_records import ScriptAttempt, ScriptCheckpoint
 KEPT = 3
 _MANIFEST, _FILES = "manifest.json", "files"
 _MOST_MANIFEST_BYTES = 64 << 20
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_LARGEST_COUNT = 1 << 53
+_LATEST = 1e11
+"""Unix seconds: no time is that late."""
 
 log = structlog.get_logger(__name__)
 
@@ -41,24 +50,31 @@ class Damaged(Exception):
 class Found:
     """A checkpoint in a run's store that is what it says it is."""
 
+    store: Path
     number: int
     """In that store."""
     step: int | None
     saved_at: float
-    files: Sequence[tuple[str, Path]]
-    """Path in the checkpoint's folder, and where it lies; its manifest among them."""
+    files: Mapping[str, Blob]
+    """By path in the checkpoint's folder; its manifest among them."""
     bytes: int
-    digests: dict[str, Blob]
+
+    def open(self, path: str) -> BufferedReader:
+        """One of its files. Raises `Damaged` and `OSError`."""
+        return _open(self.store, self.number, path)
 
 
 def newest_in(store: Path, after: float, skip: Callable[[str], None]) -> Found | None:
-    """The newest intact checkpoint in a store that was saved later than ``after``; what is broken is told."""
+    """The newest intact checkpoint in a store that was saved later than ``after``; what is broken is told.
+
+    The store is a program's, which may write anything there while it is read: no link is followed.
+    """
     numbers = sorted((int(entry.name) for entry in _folders(store)), reverse=True)
     for number in numbers:
         try:
-            if saved_at(store / str(number)) <= after:
+            if saved_at(store, number) <= after:
                 return None
-            found = read_checkpoint(store / str(number))
+            found = read_checkpoint(store, number)
         except Damaged as damage:
             skip(f"checkpoint {number} of the run is damaged: {damage}")
             continue
@@ -69,66 +85,82 @@ def newest_in(store: Path, after: float, skip: Callable[[str], None]) -> Found |
     return None
 
 
-def saved_at(folder: Path) -> float:
-    """When a checkpoint was saved, by its own word. Raises `Damaged` and `OSError`."""
-    return float(_manifest(folder)[1]["created_at"])
+def saved_at(store: Path, number: int) -> float:
+    """When a checkpoint was saved, by its own word (Unix seconds). Raises `Damaged` and `OSError`."""
+    return _manifest(store, number)[2]
 
 
 def _folders(store: Path) -> list[Path]:
     try:
-        entries = list(store.iterdir())
+        entries = [] if store.is_symlink() else list(store.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [each for each in entries if each.name.isdecimal() and each.is_dir() and not each.is_symlink()]
+    return [each for each in entries if _NUMBER.fullmatch(each.name) and each.is_dir()]
 
 
-def _manifest(folder: Path) -> tuple[bytes, dict[str, Any]]:
-    place = folder / _MANIFEST
-    if place.is_symlink() or not place.is_file():
-        raise Damaged("it has no manifest")
-    if place.stat().st_size > _MOST_MANIFEST_BYTES:
+def _open(store: Path, number: int, path: str) -> BufferedReader:
+    file = os.fdopen(open_below(store.parent, f"{store.name}/{number}/{path}"), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise Damaged(f"{path} is no file")
+    return file
+
+
+def _manifest(store: Path, number: int) -> tuple[bytes, dict[str, Any], float]:
+    with _open(store, number, _MANIFEST) as file:
+        text = file.read(_MOST_MANIFEST_BYTES + 1)
+    if len(text) > _MOST_MANIFEST_BYTES:
         raise Damaged("its manifest is too long")
-    text = place.read_bytes()
     try:
         document = json.loads(text)
-        float(document["created_at"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        at = float(document["created_at"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise Damaged("its manifest is none") from error
-    return text, document
+    if not 0 <= at < _LATEST:
+        raise Damaged("its manifest says no time at which it was saved")
+    return text, document, at
 
 
-def read_checkpoint(folder: Path) -> Found:
+def read_checkpoint(store: Path, number: int) -> Found:
     """A checkpoint with every file verified. Raises `Damaged` and `OSError`."""
-    text, document = _manifest(folder)
+    text, document, at = _manifest(store, number)
     try:
         listed = [
-            (_inside(each["path"]), int(each["bytes"]), str(each["sha256"])) for each in document["files"]
+            (_inside(each["path"]), _count(each["bytes"]), str(each["sha256"])) for each in document["files"]
         ]
-        number, at = int(document["n"]), float(document["created_at"])
-        step = document.get("step")
+        named = _count(document["n"])
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged("its manifest is none") from error
-    files: list[tuple[str, Path]] = [(_MANIFEST, folder / _MANIFEST)]
-    digests = {_MANIFEST: Blob(hashlib.sha256(text).hexdigest(), len(text))}
+    files = {_MANIFEST: Blob(hashlib.sha256(text).hexdigest(), len(text))}
     for path, size, sha256 in listed:
-        file = folder / _FILES / path
-        if file.is_symlink() or not file.is_file() or file.stat().st_size != size:
-            raise Damaged(f"{path} is not as long as it was")
-        with file.open("rb") as content:
+        inside = f"{_FILES}/{path}"
+        with _open(store, number, inside) as content:
+            if os.fstat(content.fileno()).st_size != size:
+                raise Damaged(f"{path} is not as long as it was")
             if hashlib.file_digest(content, "sha256").hexdigest() != sha256:
                 raise Damaged(f"{path} has other bytes than were saved")
-        files.append((f"{_FILES}/{path}", file))
-        digests[f"{_FILES}/{path}"] = Blob(sha256, size)
-    total = sum(size for _, size, _ in listed)
-    plain = step if isinstance(step, int) and not isinstance(step, bool) else None
-    return Found(number, plain, at, files, total, digests)
+        files[inside] = Blob(sha256, size)
+    step = document.get("step")
+    plain = step if type(step) is int and 0 <= step < _LARGEST_COUNT else None
+    if named != number:
+        raise Damaged(f"its manifest is that of checkpoint {named}")
+    return Found(store, number, plain, at, files, sum(size for _, size, _ in listed))
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _LARGEST_COUNT:
+        raise ValueError("no count")
+    return value
 
 
 def _inside(path: Any) -> str:
     """A relative path that stays in its folder. Raises `ValueError`."""
+    if not isinstance(path, str):
+        raise ValueError("no path")  # noqa: TRY004 - one error for whatever is wrong with a manifest
     pure = PurePosixPath(path)
-    if not isinstance(path, str) or pure.is_absolute() or ".." in pure.parts or not pure.parts:
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
         raise ValueError("a path that leads out")
+    path.encode()
     return pure.as_posix()
 
 
@@ -202,10 +234,12 @@ class Checkpoints:
 
     def _store(self, blobs: BlobStore, found: Found) -> list[ContentFile]:
         listed = []
-        for path, place in found.files:
-            blob = found.digests[path]
-            with place.open("rb") as content:
-                blobs.put(content, sha256=blob.sha256, size=blob.size)
+        for path, blob in found.files.items():
+            try:
+                with found.open(path) as content:
+                    blobs.put(content, sha256=blob.sha256, size=blob.size)
+            except Damaged as damage:
+                raise BlobError(f"a checkpoint changed while it was read: {damage}") from damage
             listed.append(ContentFile(path, blob.size, blob.sha256))
         return listed
 

@@ -140,7 +140,7 @@ def _below(top: int, parts: tuple[str, ...]) -> Iterator[int]:
 
 
 def _write(folder: int, name: str, blobs: BlobStore, sha256: str) -> None:
-    part = f".{name[:200]}.{secrets.token_hex(4)}.part"
+    part = f".{secrets.token_hex(16)}.part"  # a name may be as long as names can be
     fd = os.open(part, _NEW, 0o644, dir_fd=folder)
     try:
         with os.fdopen(fd, "wb") as file, blobs.open(sha256) as source:
