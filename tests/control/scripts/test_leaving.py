@@ -252,6 +252,7 @@ def test_G26_a_no_after_an_overrun_ends_it_denied_and_keeps_what_there_is(cloud)
     tale = d.rest(job)
     assert tale.words[-1] == "denied"
     assert len(tale.checkpoints) == 1
+    assert d.outputs(job) == {"outputs/model.bin": b"weights"}
 
 
 def test_c4_one_that_cannot_save_is_stopped_all_the_same_and_the_question_says_so(cloud):

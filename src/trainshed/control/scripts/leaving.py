@@ -153,6 +153,14 @@ class Leaver:
 
     # MIGRATING
 
+    def overran(self, look: Look) -> bool:
+        """Whether it leaves because it ran longer than it declared, and has left."""
+        if look.last is None or look.last.state in LIVE_ATTEMPTS:
+            return False
+        with self._ground.database.read() as connection:
+            why = script_work.entered(connection, look.trial.id, Word.MIGRATING)
+        return why is not None and why.reason == Reason.HOURS_EXCEEDED
+
     def leave(self, look: Look) -> bool:
         """Stop what still runs, take in what it saved, and queue the Job again; whether that is done."""
         attempt = look.last

@@ -321,7 +321,7 @@ class Scripts:
             State.PREPARING: self._start,
             State.RUNNING: self._run,
             State.CHECKPOINTING: self._run,
-            State.MIGRATING: self._leaver.leave,
+            State.MIGRATING: self._leave,
             State.COLLECTING: self._ender.finish,
             State.STOPPING: self._ender.stop,
         }
@@ -369,6 +369,15 @@ class Scripts:
             self._watcher.end_stalled(after)
         self._leaver.check(after, live)
         return not more
+
+    def _leave(self, look: Look) -> bool:
+        """Of one that may be denied now, what it wrote is kept too (c.4)."""
+        if self._leaver.overran(look):
+            count = self._ender.gather(look)
+            if count is None:
+                return False
+            self._change(look.trial.id, {"outputs_count": count})
+        return self._leaver.leave(look)
 
     def _take_in(self, look: Look, attempt: ScriptAttempt) -> None:
         """Bring new checkpoints of a run here while it goes on, where that is possible."""
