@@ -43,7 +43,7 @@ COMMANDS = {
     "init": (f"{_HERE}.gpu_init:init", "Write a gpu.yaml from what the folder holds."),
     "setup": (f"{_HERE}.gpu_setup:setup", "Say how coding agents are told of this program."),
     "statusline": (f"{_HERE}.gpu_setup:statusline", "Print one line about Jobs, for a prompt."),
-    "mcp": (f"{_HERE}.gpu_mcp:mcp", "Serve coding agents over standard input and output (MCP)."),
+    "mcp": (f"{_HERE}.gpu_mcp:mcp", "Serve the Model Context Protocol over standard input and output."),
 }
 
 

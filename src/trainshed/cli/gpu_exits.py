@@ -65,6 +65,10 @@ def code_of(error: TrainshedError, *, submitting: bool = False) -> str:
 
 def exit_for(error: TrainshedError) -> GpuExit:
     """The exit status for an error that ended a command."""
+    from trainshed.sdk.errors import LocalFileError  # noqa: PLC0415 - not for `--help`
+
+    if isinstance(error, LocalFileError):
+        return GpuExit.OTHER
     return _BY_CODE.get(code_of(error), GpuExit.OTHER)
 
 

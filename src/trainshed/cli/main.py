@@ -89,6 +89,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def gpu_main(arguments: Sequence[str] | None = None) -> int:
     """Run ``gpu``, the commands of script Jobs, and return its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given in (["--help"], ["-h"]) and sys.stdout is not None and _columns(os.environ) >= COLUMNS:
+        from trainshed.cli.gpu_help import HELP as GPU_HELP  # noqa: PLC0415 - only this program's
+
+        try:
+            sys.stdout.write(GPU_HELP.replace("{program}", program_name()))
+            sys.stdout.flush()
+        except OSError:
+            pass
+        else:
+            return 0
     gc.set_threshold(GARBAGE_AFTER)
     from trainshed.cli.gpu import run_gpu  # noqa: PLC0415 - see above
 
