@@ -128,9 +128,10 @@ class Follower:
 
 def event_line(event: Mapping[str, Any]) -> str:
     """One event as people read it."""
+    said = " ".join(str(event["message"]).split())
     if event["kind"] == "transition" and event["from"]:
-        return f"{event['from']} → {event['to']}: {event['message']}"
-    return f"{event['to'] or event['reason']}: {event['message']}"
+        return f"{event['from']} → {event['to']}: {said}"
+    return f"{event['to'] or event['reason']}: {said}"
 
 
 def print_lines(session: Session, page: ScriptLog) -> None:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from trainshed.cli.gpu_exits import GpuExit
 from trainshed.cli.lazy import Group
-from trainshed.cli.output import Fields
+from trainshed.cli.output import Fields, Sentence
 from trainshed.cli.session import Session, json_option
 
 _IN_USE, _SETTINGS = 4, 2
 """How `serve` exits where another server has the data, and where its settings are wrong."""
+UNIT = """\
+[Unit]
+Description=Trainshed: this user's server for GPU jobs
+
+[Service]
+ExecStart="{program}" {words}daemon run
+Restart=on-failure
+RestartPreventExitStatus=5
+
+[Install]
+WantedBy=default.target
+"""
 VIEW = Fields(
     (
         ("running", "running"),
@@ -84,6 +98,17 @@ def status(context: click.Context) -> None:
     document = _document(context.ensure_object(Session))
     context.ensure_object(Session).show(document, VIEW)
     context.exit(GpuExit.OK if document["running"] else GpuExit.NO_SERVER)
+
+
+@daemon.command()
+@json_option
+@click.pass_obj
+def service(session: Session) -> None:
+    """Print a systemd unit that runs it from login on, and where it belongs; writes nothing."""
+    text = UNIT.format(program=Path(sys.argv[0]).absolute(), words="" if session.gpu == "gpu" else "gpu ")
+    document = {"path": "~/.config/systemd/user/trainshed.service", "unit": text}
+    session.show(document, Sentence(lambda row: row["unit"].rstrip("\n")))
+    session.note(f"write it to {document['path']}, then `systemctl --user enable --now trainshed`")
 
 
 def _document(session: Session) -> dict[str, Any]:

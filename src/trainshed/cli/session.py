@@ -149,7 +149,9 @@ class Session:
             go_on = f"`{self.program} job log {self.job_id} --follow`"
             end = f"`{self.program} job stop {self.job_id}`"
             click.echo(f"{self.job_id} goes on; {go_on} follows it, {end} ends it.", err=True)
-        if self.script is not None and not self.json:
+        if self.submitting:
+            click.echo("It may have been submitted all the same: the same command finds it then.", err=True)
+        if self.script is not None:
             go_on = f"`{self.gpu} logs {self.script} -f`"
             end = f"`{self.gpu} cancel {self.script}`"
             click.echo(f"{self.script} goes on; {go_on} follows it, {end} ends it.", err=True)

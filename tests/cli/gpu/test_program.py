@@ -205,6 +205,15 @@ def test_secrets_are_kept_listed_by_name_and_forgotten(gpu):
     assert gpu.json("secrets", "list")["items"] == []
 
 
+def test_a_secret_is_typed_without_echo(gpu, tmp_path):
+    with Seat(tmp_path / "seat", ["secrets", "set", "TYPED"], gpu.environment) as seat:
+        seat.until("Value of TYPED:")
+        seat.type("s3cret-value\n")
+        assert seat.status() == 0, seat.shown()
+        assert "s3cret" not in seat.shown()
+    assert gpu.json("secrets", "rm", "TYPED")["removed"] is True
+
+
 def test_the_daemon_is_the_users_own_server(gpu, tmp_path):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
@@ -213,6 +222,7 @@ def test_the_daemon_is_the_users_own_server(gpu, tmp_path):
     assert (ran.status, ran.json["running"]) == (3, False)
     assert gpu("jobs", env=own).status == 3, "TRAINSHED_NO_AUTOSTART=1"
     assert gpu.json("daemon", "stop", env=own)["stopped"] is False
+    assert "daemon run\n" in gpu.json("daemon", "service", env=own)["unit"]
     started = gpu.json("daemon", "start", env=own)
     try:
         assert gpu.json("daemon", "start", env=own)["pid"] == started["pid"]

@@ -313,6 +313,14 @@ def test_a3_a_log_is_read_once_across_attempts_without_the_helpers_lines(module_
     rest = module_site.get(f"{path}?attempt={number}&offset={offset}").json()
     assert rest["lines"] == ["last without end", "--- attempt 2 on colab ---", "again"]
     assert (rest["attempt"], rest["finished"]) == (2, False)  # another Attempt may follow
+    placed = module_site.get(f"{path}?places=1").json()
+    assert placed["lines"] == [*found["lines"], *rest["lines"]]
+    for line, place in zip(placed["lines"], placed["places"], strict=True):
+        number_there, _, offset_there = place.partition(":")
+        on = module_site.get(f"{path}?attempt={number_there}&offset={offset_there}").json()["lines"]
+        # Ours has no place of its own: it is told again to whoever begins with its Attempt.
+        behind = placed["lines"].index(line) + (not line.startswith("--- attempt"))
+        assert on == placed["lines"][behind:]
     one_by_one = []
     place = "1:0"
     for _ in range(20):
