@@ -395,9 +395,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             while time.monotonic() < until:
                 with session.changed:
-                    session.changed.wait_for(
-                        lambda: len(session.entries) > sent or session.code is not None, 5
-                    )
+                    if len(session.entries) == sent and session.code is None:
+                        session.changed.wait(0.5)
                     fresh, over = session.entries[sent:], session.code is not None
                 for entry in fresh:
                     self.wfile.write(f"data: {json.dumps(entry)}\n\n".encode())

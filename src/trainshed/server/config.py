@@ -27,6 +27,7 @@ from trainshed.server.limits import Action, Rate
 from trainshed.server.services import BodyLimits
 
 ISOLATIONS = ("none", "bubblewrap")
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 IMAGE_RUNTIMES = ("auto", "podman", "docker", "none")
 
 
@@ -60,6 +61,13 @@ def _public_url_fault(text: str) -> str | None:
     if usable and text.isprintable() and not set(" @?#\\") & set(text):
         return None
     return "must be like https://train.example.org: http or https, without user, query and fragment"
+
+
+def _secure_url_fault(text: str) -> str | None:
+    fault = _public_url_fault(text)
+    if fault is None and text.startswith("http:") and urlsplit(text).hostname not in _LOOPBACK:
+        return "must be https, but for this machine: a login goes there"
+    return fault
 
 
 def _mirror_fault(text: str) -> str | None:
@@ -261,6 +269,24 @@ class ProviderSettings:
     use: tuple[str, ...] = _setting(
         (), "Notebook providers to use: `kaggle`, `colab`.", check=_provider_fault
     )
+    poll_seconds: float | None = _setting(
+        None, "How often a run elsewhere is looked at; unset, as its provider likes it.", least=0.05
+    )
+    kaggle_url: str | None = _setting(
+        None, "Where Kaggle answers; unset, at Kaggle. It is sent the login.", check=_secure_url_fault
+    )
+    colab_program: str | None = _setting(
+        None, "Google's command line for Colab; unset, `colab` on the server's PATH."
+    )
+
+    def options(self, name: str) -> dict[str, object]:
+        """What a provider is opened with; it knows its defaults."""
+        given: dict[str, object] = {"poll_seconds": self.poll_seconds}
+        if name == "kaggle":
+            given["url"] = self.kaggle_url
+        if name == "colab":
+            given["program"] = self.colab_program
+        return {key: value for key, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

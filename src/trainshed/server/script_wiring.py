@@ -39,7 +39,7 @@ def open_providers(config: Config, folder: DataFolder) -> dict[str, Provider]:
     for name in config.providers.use:
         place = folder.root / "providers" / name
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found[name] = open_provider(name, Setting(place, time.time))
+        found[name] = open_provider(name, Setting(place, time.time, config.providers.options(name)))
     return found
 
 

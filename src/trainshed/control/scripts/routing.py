@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from trainshed.control.scripts.ground import Look
 from trainshed.engines.providers.contract import Capabilities, GpuOffer
+from trainshed.engines.providers.facts import all_facts
 from trainshed.model.errors import FaultList
 from trainshed.model.scripts.spec import ScriptSpec
 from trainshed.policy import approval
@@ -25,7 +26,9 @@ from trainshed.store.script_records import ProviderState
 CAPABILITIES = "script_providers"
 """Row of ``meta``: what the controller's providers can do, as JSON by name, in their order."""
 _HOUR, _DAY = 3600.0, 86_400.0
-GRANTS: Mapping[str, tuple[float, float]] = {"kaggle": (30.0, 7 * _DAY), "colab": (12.0, _DAY)}
+GRANTS: Mapping[str, tuple[float, float]] = {
+    name: (facts.quota_hours, facts.quota_period_hours * _HOUR) for name, facts in all_facts().items()
+}
 """Provider -> GPU-hours that are commonly granted, in so many seconds; where it does not say itself (g.5)."""
 
 

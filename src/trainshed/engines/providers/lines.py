@@ -20,6 +20,9 @@ class LineCount:
         out, _, err = (cursor or "0:0").partition(":")
         return cls(int(out), int(err or 0))
 
+    def text(self) -> str:
+        return f"{self.out}:{self.err}"
+
 
 @dataclass(slots=True)
 class Lines:

@@ -11,6 +11,9 @@ __all__ = ["KaggleProvider", "open_provider"]
 
 
 def open_provider(setting: Setting) -> KaggleProvider:
-    """As the server's configuration says: option ``url``, where it is not Kaggle's own address."""
+    """As the server's configuration says: options ``url`` and ``poll_seconds``."""
     wire = Wire(str(setting.options.get("url") or URL), find_login, setting.clock)
-    return KaggleProvider(wire, setting.folder, setting.clock)
+    poll = setting.options.get("poll_seconds")
+    return KaggleProvider(
+        wire, setting.folder, setting.clock, poll_seconds=poll if isinstance(poll, float) else None
+    )

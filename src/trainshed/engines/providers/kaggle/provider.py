@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from trainshed.engines.providers.contract import (
 from trainshed.engines.providers.facts import all_facts
 from trainshed.engines.providers.kaggle.credentials import LOG_IN
 from trainshed.engines.providers.kaggle.datasets import Datasets
+from trainshed.engines.providers.kaggle.values import hours, moment
 from trainshed.engines.providers.kaggle.wire import Wire, events, stored_events
 from trainshed.engines.providers.lines import LineCount, Lines
 from trainshed.engines.providers.sending import (
@@ -78,9 +79,10 @@ save is (g.9), and Kaggle stores what a run wrote only when its session ends by 
 _SERVICE = "kernels.KernelsApiService"
 _INPUT, _OUT, _WORK = "/kaggle/input", "/kaggle/working", "/tmp/trainshed"  # noqa: S108 - of the session, which is ours alone
 _READY_SECONDS, _STAGE_SECONDS = 200.0, 3000.0
-_READ_SECONDS, _MOST_LINES = 4.0, 5000
+_READ_SECONDS, _MOST_LINES = 2.0, 5000
 _BUSY_SECONDS = 600.0
-_LOG_SECONDS = 30.0
+_LOG_SECONDS, _MOST_LOG_SECONDS = 5.0, 40.0
+"""How long a log that goes on is listened to, once something new came, and if nothing did."""
 _PAGE = 100
 _OPTIONS = {"internet": bool}
 _MOST_RECORD = 1 << 16
@@ -104,14 +106,18 @@ class KaggleProvider:
         folder: Path,
         clock: Callable[[], float],
         pause: Callable[[float], None] = time.sleep,
+        poll_seconds: float | None = None,
     ) -> None:
         self._wire = wire
         self._folder = folder
         self._clock = clock
         self._datasets = Datasets(wire, pause)
+        self._heard: dict[str, float] = {}
+        """When the log of a run that goes on was read to its end, as far as there was one."""
+        self._capabilities = replace(CAPABILITIES, poll_interval_s=poll_seconds or FACTS.poll_seconds)
 
     def capabilities(self) -> Capabilities:
-        return CAPABILITIES
+        return self._capabilities
 
     def offers(self) -> Iterable[GpuOffer]:
         return FACTS.offers
@@ -252,6 +258,8 @@ class KaggleProvider:
         word = str(said.get("status") or "QUEUED").upper()
         message = " ".join(str(said.get("failureMessage") or "").split())[:300]
         phase = _PHASES.get(word)
+        if phase not in {Phase.PENDING, Phase.RUNNING}:
+            self._heard.pop(run.ref, None)  # its last lines are there to be read
         if phase is not None:
             return Status(phase, message=message)
         if word not in {"COMPLETE", "ERROR"}:
@@ -264,6 +272,9 @@ class KaggleProvider:
 
     def logs(self, run: Run, cursor: str | None) -> LogChunk:
         """Kaggle sends a log from its begin each time; the cursor counts whole lines of each stream."""
+        if self._clock() - self._heard.get(run.ref, float("-inf")) < self._capabilities.poll_interval_s / 2:
+            # Of one that prints all the time there is always more, and it comes with everything before it.
+            return LogChunk((), cursor or LineCount().text())
         known = LineCount.of(cursor)
         lines, over, begun = Lines(known, _MOST_LINES), False, self._clock()
         try:
@@ -273,10 +284,13 @@ class KaggleProvider:
                     lines.end()
                     break
                 lines.add(str(entry.get("stream_name") or "stdout"), str(entry.get("data") or ""))
-                if lines.full or self._clock() - begun > _LOG_SECONDS:
+                waited = self._clock() - begun
+                if lines.full or waited > _MOST_LOG_SECONDS or (lines.found and waited > _LOG_SECONDS):
                     break
         except httpx2.ReadTimeout:
             pass  # it is quiet just now
+        if not over and not lines.full:
+            self._heard[run.ref] = self._clock()
         return LogChunk(tuple(lines.found), lines.cursor(), finished=over and not lines.full)
 
     def _entries(self, run: Run) -> Iterator[dict[str, Any] | None]:
@@ -388,15 +402,15 @@ class KaggleProvider:
         gpu = said.get("gpuQuota")
         if not isinstance(gpu, dict):
             return None
-        used, reserved = _hours(gpu.get("timeUsed")), _hours(gpu.get("timeReserved"))
-        limit = _hours(gpu.get("totalTimeAllowed"))
+        used, reserved = hours(gpu.get("timeUsed")), hours(gpu.get("timeReserved"))
+        limit = hours(gpu.get("totalTimeAllowed"))
         if limit is None:
             return None
         return QuotaReading(
             used=(used or 0.0) + (reserved or 0.0),
             limit=limit,
             unit="gpu_hours",
-            resets_at=_moment(said.get("quotaRefreshTime")),
+            resets_at=moment(said.get("quotaRefreshTime")),
             live=True,
             detail="reserved by sessions that run: " + f"{reserved or 0.0:g} h",
             observed_at=self._clock(),
@@ -472,19 +486,3 @@ def _named(path: Path, place: Path) -> Path:
     place.unlink(missing_ok=True)
     place.symlink_to(path.resolve())
     return place
-
-
-def _hours(value: object) -> float | None:
-    """A duration as JSON has it: ``"5400s"``."""
-    try:
-        return float(str(value).removesuffix("s")) / 3600.0
-    except ValueError:
-        return None
-
-
-def _moment(value: object) -> float | None:
-    try:
-        found = datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
