@@ -88,7 +88,7 @@ class Verdict:
 
 def judge_end(end: End) -> Verdict:
     """What the end of an Attempt means. Of one that nobody asked to go."""
-    said = f": {end.message}" if end.message else ""
+    said = f": {end.message.rstrip('.')}" if end.message else ""
     if end.phase == "cancelled":
         sentence = f"It was stopped at the provider, not by us{said}"
         return Verdict(Ending.CANCELLED, Reason.REMOTE_CANCELLED, AttemptState.CANCELLED, sentence)
