@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from support.hub import COMMIT, Hub, serving
 from support.work_folders import Done, WorkFolder
+from trainshed.jobkit.gpu_runner import attempt, jobs
 from trainshed.jobkit.gpu_runner import hub as fetching
 from trainshed.jobkit.gpu_runner.jobs import Broken
 
@@ -58,6 +60,21 @@ def test_G57_a_dataset_of_the_hub_is_readable_in_the_data_folder(tmp_path, start
     done = run(tmp_path, start(), "hf://datasets/owner/set")
     assert json.loads(done.lines[-1]) == {name: len(data) for name, data in FILES.items()}
     assert done.code == 0
+
+
+def test_G57_beside_datasets_that_were_mounted_read_only_too(tmp_path, start, monkeypatch):
+    hub = start()
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    mounted = tmp_path / "mounted"
+    (mounted / "given").mkdir(parents=True)
+    (mounted / "given" / "a").write_text("a")
+    place = jobs.place(str(tmp_path / "work"), {"GPU_DATA_DIR": str(mounted)})
+    monkeypatch.setattr(attempt.os, "access", lambda path, mode: (path, mode) != (str(mounted), os.W_OK))
+    roomy = attempt._with_room_for_data(place)
+    fetching.fetch("hf://datasets/owner/set/test", str(Path(roomy.data, "set")), None)
+    assert Path(roomy.data, "given", "a").read_text() == "a"
+    assert Path(roomy.data, "set", "t.txt").read_text() == "t"
+    assert sorted(path.name for path in mounted.iterdir()) == ["given"]
 
 
 def test_every_file_is_asked_of_one_commit(tmp_path, start, monkeypatch):

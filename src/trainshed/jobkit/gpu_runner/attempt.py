@@ -16,7 +16,7 @@ from trainshed.jobkit.gpu_runner.output import Relay
 
 LIB = "lib"
 """The folder beside this module in which `gpu` is found."""
-LOCK, REQUEST, EXIT = "lock", "checkpoint_requested", "exit.json"
+LOCK, REQUEST, EXIT, DATA = "lock", "checkpoint_requested", "exit.json", "data"
 _STOPPED = 143
 """SIGTERM before there was a program to pass it on to."""
 
@@ -85,6 +85,8 @@ class _Course:
         self._enter("resume")
         resumed = resume.restore(place)
         self._enter("data")
+        if job.data:
+            place = self._place = _with_room_for_data(place)
         for mount, uri in job.data:
             hub.fetch(uri, os.path.join(place.data, mount), place.hub_token, lambda: bool(self._stop.asked))
         self._enter("install")
@@ -169,6 +171,18 @@ class _Course:
             os.rename(path + ".part", path)
         except OSError as problem:
             say.note(f"the exit record could not be written: {problem}")
+
+
+def _with_room_for_data(place: Place) -> Place:
+    """A data folder that can be added to: our own, with links to what is there, where the given one cannot."""
+    if os.access(place.data, os.W_OK):
+        return place
+    own = place.state(DATA)
+    os.makedirs(own, exist_ok=True)
+    for name in os.listdir(place.data):
+        if not os.path.lexists(os.path.join(own, name)):
+            os.symlink(os.path.join(place.data, name), os.path.join(own, name))
+    return place._replace(data=own)
 
 
 def _variables(place: Place, environment: Environment, cwd: str, *, resumed: bool) -> dict[str, str]:
