@@ -97,7 +97,8 @@ def _job(
         spec_hash=script.spec_hash,
         bundle_sha256=bundle.manifest_sha256 or "",
         bundle=bundle,
-        provider=script.provider,
+        # Of one that waits for a yes: where it would run, which the question is about.
+        provider=script.provider or (question.provider if question else None),
         gpu=script.gpu,
         current_attempt_id=f"{job.digits}.{tries[-1].number}" if tries else None,
         attempt_count=len(tries),
