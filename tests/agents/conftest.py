@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from support.agents import Agent
+from support.person import Person
 from support.projects import project
 from support.server import ServerProcess
 
@@ -16,9 +18,22 @@ NewProject = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """This user's server, with one simulated GPU and nobody logged in anywhere."""
-    made = ServerProcess(tmp_path_factory.mktemp("agents") / "server", gpus="H100:1")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """This user's server, with one simulated GPU and nobody logged in anywhere.
+
+    A module's ``FAKE`` is what there is at a provider in memory, which the server then uses besides.
+    """
+    folder = tmp_path_factory.mktemp("agents")
+    world, options = getattr(request.module, "FAKE", None), ()
+    if world is not None:
+        place = folder / "server" / "providers" / "fake"
+        place.mkdir(parents=True)
+        (place / "world.json").write_text(json.dumps(world))
+        (folder / "config.toml").write_text('[providers]\nuse = ["fake"]\n')
+        options = ("--config", str(folder / "config.toml"))
+    made = ServerProcess(folder / "server", gpus="H100:1", options=options)
     made.start()
     yield made
     made.stop()
@@ -42,3 +57,11 @@ def new_project(tmp_path: Path) -> NewProject:
         return project(place, {"train.py": "print('trained')\n", **(files or {}), **more})
 
     return make
+
+
+@pytest.fixture
+def person(server: ServerProcess, tmp_path: Path) -> Iterator[Person]:
+    """Somebody at a terminal of this machine, whom no agent stands behind."""
+    made = Person(tmp_path / "person", server.url, server.key)
+    yield made
+    made.close()

@@ -5,47 +5,16 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
+from support.agent_jobs import GOES_ON, SHOW, cancelled, ended, fetched
 from support.agents import Agent
 from support.projects import write
 from support.waiting import wait_until
 
-GOES_ON = "import pathlib, time\nwhile not pathlib.Path({gate!r}).exists():\n    time.sleep(0.05)\n"
-SHOW = """
-import json, os, sys, pathlib, gpu
-seen = {"argv": sys.argv[1:], "env": dict(os.environ)}
-(pathlib.Path(gpu.output_dir()) / "seen.json").write_text(json.dumps(seen))
-print("shown")
-"""
 
-
-def ended(agent: Agent, ref: str) -> dict:
-    """The answer about a Job that has ended, its outputs brought."""
-
-    def look() -> dict | None:
-        found = agent.call("gpu_status", ref=ref, wait_s=10, verbose=True)
-        return found if found["guidance"]["finished"] else None
-
-    return wait_until(look, 120, f"the end of {ref}")
-
-
-def fetched(agent: Agent, ref: str) -> Path:
-    ended(agent, ref)
-    found = wait_until(
-        lambda: (got := agent.call("gpu_fetch", ref=ref, wait_s=20))["fetched"] and got, 60, "outputs"
-    )
-    return Path(found["outputs_dir"])
-
-
-def cancelled(agent: Agent, ref: str) -> None:
-    agent.call("gpu_cancel", ref=ref)
-    assert ended(agent, ref)["job"]["state"] == "cancelled"
-
-
-def test_G4_G38_G45_G53_G82_a_quick_test_runs_here_and_its_outputs_come_back(agent, new_project):
+def test_G4_G38_G45_G47_G53_G82_a_quick_test_runs_here_and_its_outputs_come_back(agent, new_project):
     folder = new_project({"show.py": SHOW})
     odd = ["a b", "--x=1", "-", "", "'\"", "ümläut", "$HOME", "--"]
     answer = agent.call(

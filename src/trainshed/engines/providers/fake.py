@@ -256,8 +256,22 @@ class FakeProvider:
 
 
 def open_provider(setting: Setting) -> FakeProvider:
-    """A provider whose runs do nothing and succeed; to look at routing and approval with."""
-    return FakeProvider("fake", RemoteWorld(), setting.clock)
+    """A provider whose runs do nothing and succeed; to look at routing and approval with.
+
+    `world.json` in its folder may say ``hours_left`` of its quota, ``run_seconds`` of each run, and after how
+    many seconds a run is looked at again (``poll_seconds``).
+    """
+    try:
+        said = json.loads((setting.folder / "world.json").read_bytes())
+    except FileNotFoundError:
+        said = {}
+    world = RemoteWorld(course=Course(run_seconds=float(said.get("run_seconds", 0.0))))
+    if "hours_left" in said:
+        world.reading = QuotaReading(0.0, float(said["hours_left"]), "gpu_hours", None, live=True)
+    world.capabilities = Capabilities(
+        live_quota=world.reading is not None, poll_interval_s=float(said.get("poll_seconds", 5.0))
+    )
+    return FakeProvider("fake", world, setting.clock)
 
 
 def _started_at(run: RemoteRun) -> float:
