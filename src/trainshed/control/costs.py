@@ -64,8 +64,10 @@ def task_cost(
 def cost_of(task: Task, trial: Trial, source: str) -> Cost:
     """The same of a task that was accepted before, by what was frozen of it."""
     sums = json.loads(task.totals)
+    sums = sums.get("largest", sums)
     prices = {each["currency"]: Decimal(each["amount"]) for each in sums.get("price_per_hour") or ()}
-    return task_cost(source, trial.gpus, spec_of(task).max_run_seconds, prices)
+    gpus = sums.get("gpus", trial.gpus)
+    return task_cost(source, gpus, spec_of(task).max_run_seconds, prices)
 
 
 def dearness(cost: Cost) -> tuple[float, float]:

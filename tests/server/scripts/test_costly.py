@@ -100,6 +100,20 @@ def test_all_Trials_of_a_Job_are_counted_and_wait_together(team):
     assert states(team, job) == ["queued"] * 4
 
 
+def test_C51_a_task_that_grows_is_judged_at_its_largest(team):
+    rules(team, max_gpu_hours=5)
+    ray = {"kind": "ray", "cmd": "python main.py", "workers": 1, "max_run_seconds": 3600}
+    small, large = (
+        submitted(team, task_document(**ray, autoscaling={"enabled": True, "min": 1, "max": most}))
+        for most in (2, 7)
+    )
+    assert [states(team, job) for job in (small, large)] == [["queued"], ["awaiting_approval"]]
+    team.post(f"/v1/tasks/{small['name']}/stop")
+    rules(team, max_gpu_hours=2.5)
+    assert team.post(f"/v1/tasks/{small['name']}/resubmit").status_code == 200
+    assert states(team, small) == ["awaiting_approval"]
+
+
 def test_a_resubmitted_task_asks_again(team):
     rules(team, max_gpu_hours=2)
     task = submitted(team, task_document(max_run_seconds=3600))

@@ -138,10 +138,10 @@ class TaskAcceptance:
             canonical,
         )
         job, trial, task = self._rows(principal, frozen)
-        # Which of the choices it starts with is not known yet: the dearest counts.
+        # Which of the choices it starts with is not known yet, nor how far it grows: the dearest counts.
         choices = [
             task_cost(source, each.amounts.gpus, effective.spec.max_run_seconds, each.price_per_hour)
-            for each in effective.totals
+            for each in effective.largest
         ]
         cost = max(choices, key=dearness)
 
@@ -337,7 +337,7 @@ class TaskAcceptance:
             guarantee=bool(spec.guarantee),
             catalog_revision=frozen.revision,
             submitted_at=now,
-            totals=canonical_json(sums.as_dict()),
+            totals=canonical_json(sums.as_dict() | _largest(effective)),
             public=spec.public,
             priority_class=str(spec.priority),
             priority=effective.priority_value,
@@ -393,6 +393,11 @@ def _unreadable(connection: Connection, project_id: str, uri: ContentUri, path: 
         said = f"there is no {uri.kind.noun} {uri.full_name} that this project may read"
         return Fault(path, "MOUNT_DENIED", said, list_hint(uri.kind))
     return Fault(path, "MOUNT_REF_INVALID", *unknown_version(connection, uri.kind, uri.full_name, uri.ref))
+
+
+def _largest(effective: Effective) -> dict[str, Any]:
+    """What the task comes to once it has grown as far as it may, for a later question about its cost."""
+    return {"largest": effective.largest[0].as_dict()} if effective.spec.autoscales else {}
 
 
 def _submitted(task: Task, effective: Effective) -> str:

@@ -69,6 +69,8 @@ class Effective:
     """Those that can ever run, in descending preference (C22)."""
     totals: tuple[Totals, ...]
     """Of each choice."""
+    largest: tuple[Totals, ...]
+    """The same of an autoscaling task at its `max`: what it may come to (C51)."""
     quota: tuple[QuotaAnswer, ...]
     """Of the first choice; of an autoscaling task at its `max`."""
     warnings: tuple[Notice, ...]
@@ -228,6 +230,7 @@ class _Resolver:
                 shared_storage=shared,
                 choices=tuple(each.choice for each in sums),
                 totals=sums,
+                largest=tuple(totals(_largest(effective), self._specs, each.choice) for each in sums),
                 quota=self._quota(effective, sums[0].choice),
                 warnings=(*notices_of(effective, cluster.engine), *passed_over),
             ),
@@ -333,8 +336,7 @@ class _Resolver:
 
     def _quota(self, task: TaskSpec, choice: SpecChoice) -> tuple[QuotaAnswer, ...]:
         """What the whole task asks of its quotas (C23), an autoscaling one at its largest (C51)."""
-        scaling = task.autoscaling
-        largest = replace(task, workers=scaling.max) if scaling is not None and scaling.enabled else task
+        largest = _largest(task)
         return tuple(
             QuotaAnswer(
                 task.resource_type,
@@ -359,6 +361,12 @@ class _Resolver:
                 idle_supplement=task.idle_supplement,
             )
         return self._ceilings[spec]
+
+
+def _largest(task: TaskSpec) -> TaskSpec:
+    """An autoscaling task as it is at its largest; others as they are."""
+    scaling = task.autoscaling
+    return replace(task, workers=scaling.max) if scaling is not None and scaling.enabled else task
 
 
 def _quota_fault(task: TaskSpec, answer: QuotaAnswer) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ from trainshed.model.training.reading import is_training
 from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Reply, Routes
 from trainshed.server.pages import cut_page, open_cursor, page_limit
-from trainshed.server.routes.scripts import SOURCE, caller, submit_script
+from trainshed.server.routes.scripts import SOURCE, source_of, submit_script
 from trainshed.server.shapes import jobs as shapes
 from trainshed.server.shapes import requests
 from trainshed.server.shapes import scripts as script_shapes
@@ -110,7 +110,7 @@ def submit_job(call: Call) -> Reply:
         return submit_script(call, document)
     if is_training(document):
         return _submit_task(call, document)
-    job_id, created = call.services.accept(call.principal, document, source=caller(call).source)
+    job_id, created = call.services.accept(call.principal, document, source=source_of(call))
     if created:
         call.services.wake()
     with call.services.database.read() as connection:
@@ -120,7 +120,7 @@ def submit_job(call: Call) -> Reply:
 
 def _submit_task(call: Call, document: object) -> Reply:
     """C55: answered after the commit, and found from then on."""
-    accepted = call.services.tasks.accept(call.principal, document, source=caller(call).source)
+    accepted = call.services.tasks.accept(call.principal, document, source=source_of(call))
     if accepted.created:
         call.services.wake()
     with call.services.database.read() as connection:

@@ -12,8 +12,9 @@ from trainshed.control.scripts.callers import Caller, caller_of
 from trainshed.control.scripts.operations import require
 from trainshed.control.scripts.peers import Peer, peer_of
 from trainshed.model.access import Permission
-from trainshed.model.errors import Refusal
+from trainshed.model.errors import FaultList, Refusal
 from trainshed.model.scripts.document import to_document
+from trainshed.policy import approval
 from trainshed.server import script_logs
 from trainshed.server.bodies import Body
 from trainshed.server.documents import CURSOR, LIMIT, Param
@@ -25,6 +26,7 @@ from trainshed.server.services import Services
 from trainshed.server.shapes import requests
 from trainshed.server.shapes import scripts as shapes
 from trainshed.store import jobs as job_store
+from trainshed.store import policies
 from trainshed.store import scripts as store
 from trainshed.store.database import Connection
 
@@ -116,6 +118,14 @@ def peer(call: Call) -> Peer:
 def judged(call: Call) -> Caller:
     """The caller by whose rules a Job is judged: what an agent runs is its, whatever it says of itself."""
     return call.services.scripts.approving.source_of(caller(call), lambda: peer(call))
+
+
+def source_of(call: Call) -> str:
+    """By whose rules a Job of another kind is judged; processes are looked at where a rule is about that."""
+    with call.services.database.read() as connection:
+        document = policies.document(connection, call.project)
+    rules = approval.read(document, FaultList())
+    return (judged(call) if rules.ask_agents else caller(call)).source
 
 
 def read(call: Call, connection: Connection, ref: str) -> Triple:

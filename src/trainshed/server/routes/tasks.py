@@ -13,7 +13,7 @@ from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Reply, Routes
 from trainshed.server.pages import cut_page, open_cursor, page_limit
 from trainshed.server.routes.jobs import READ
-from trainshed.server.routes.scripts import caller
+from trainshed.server.routes.scripts import source_of
 from trainshed.server.services import Services
 from trainshed.server.shapes import requests
 from trainshed.server.shapes import tasks as shapes
@@ -265,7 +265,7 @@ def resubmit_task(call: Call, ref: str) -> shapes.Task:
     """A new Attempt with the same frozen input, at a new place in the queue; it counts for nothing (C33)."""
     who = call.principal.actor
     job_id = call.services.task_operations.resubmit(
-        call.viewer, ref, at=call.now, actor=who, source=caller(call).source
+        call.viewer, ref, at=call.now, actor=who, source=source_of(call)
     )
     call.services.wake()
     return _answer(call, job_id)
