@@ -294,6 +294,36 @@ def test_a_manifest_that_leads_elsewhere_is_damaged(work, tmp_path):
     assert work.script(SHOW).run().lines[-1] == "None False None"
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"path": 7},
+        {"path": None},
+        {"path": "\ud800"},
+        {"path": ""},
+        {"mtime_ns": 10**40},
+        {"mtime_ns": "x"},
+        {"bytes": 10**40},
+        {"sha256": None},
+    ],
+)
+def test_a_manifest_that_somebody_made_up_is_damaged(work, tmp_path, odd):
+    saved(work, 1)
+    stored = work.path / "checkpoint_store" / "1"
+    document = json.loads((stored / "manifest.json").read_text())
+    for files in ([{**document["files"][0], **odd}], [odd], [7], None):
+        (stored / "manifest.json").write_text(json.dumps({**document, "files": files}))
+        with pytest.raises(store.Damaged):
+            store.restore(str(stored), str(tmp_path / "into"))
+    assert not (tmp_path / "into").exists()
+    (stored / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(store.Damaged):
+        store.restore(str(stored), str(tmp_path / "into"))
+    (work.path / "checkpoint_store" / "latest").write_text('{"n": true}')
+    found = [folder for folder, _ in store.candidates(str(stored.parent), document["job"])]
+    assert found == [str(stored)]
+
+
 def test_a_superseded_runner_stores_nothing_more(work, tmp_path):
     shared = str(tmp_path / "shared")
     work.script(

@@ -21,6 +21,9 @@ _PART = ".part-"
 _CHUNK = 1 << 20
 _LARGEST_MANIFEST = 64 << 20
 
+_ODD = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What a manifest that somebody made up can lead to."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -211,7 +214,7 @@ def candidates(path: str, job: str) -> Iterator[tuple[str, str | None]]:
     pointer = _json(os.path.join(path, LATEST)) or {}
     named = pointer.get("n")
     known = numbers(path)
-    if named in known:
+    if type(named) is int and named in known:
         known.remove(named)
         known.append(named)
     for n in reversed(known):
@@ -243,7 +246,7 @@ def restore(folder: str, into: str, sha256: str | None = None) -> dict[str, Any]
         for row in manifest["files"]:
             _restore(os.path.join(folder, FILES), part, row)
         os.rename(part, into)
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except _ODD as problem:
         shutil.rmtree(part, ignore_errors=True)
         raise Damaged(f"{type(problem).__name__}: {problem}") from None
     except Damaged:
