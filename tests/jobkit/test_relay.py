@@ -51,6 +51,14 @@ def test_no_bytes_are_an_error_and_no_carriage_return_comes_through(data, size):
     assert b"\r" not in log.text
 
 
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 400, "1e999", "NaN", "true", '"1"', "[1]"])
+def test_f_a_value_that_no_float_can_hold_is_left_out_and_the_rest_goes_on(value):
+    log = Log()
+    line = f'::gpu:: {{"t":"metric","step":3,"values":{{"odd":{value},"loss":0.5}}}}\n'
+    assert log.over(line.encode(), b"on\n") == b"on\n"
+    assert log.said == [("metric", {"step": 3, "values": {"loss": 0.5}})]
+
+
 def test_a_bar_is_shown_every_five_seconds_and_at_its_end():
     log = Log()
     for n in range(100):

@@ -178,11 +178,7 @@ class Helper:
         values = message.get("values")
         if not isinstance(values, dict):
             return
-        good = {
-            name: value
-            for name, value in values.items()
-            if _NAME.fullmatch(name) and type(value) in (int, float) and math.isfinite(value)
-        }
+        good = {name: value for name, value in values.items() if _NAME.fullmatch(name) and _finite(value)}
         step = count(message.get("step"))
         if step is not None:
             self._step = step
@@ -208,6 +204,14 @@ class Helper:
             self._left -= 1
             self._wire("metric", {"step": self._step, "values": self._waiting})
             self._waiting, self._dirty = {}, False
+
+
+def _finite(value: object) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def count(value: object) -> int | None:
