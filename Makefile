@@ -25,7 +25,7 @@ demo: install ## Start a server, train a small model, verify what came back, sto
 
 test: $(VENV)/.tested-with $(CLIENT)/.installed lint ## Lint, then run every test
 	@scripts/install-postgresql && scripts/install-bubblewrap && scripts/install-containers
-	@scripts/install-ssh && scripts/install-torch && scripts/install-ray
+	@scripts/install-ssh && scripts/install-torch && scripts/install-ray && scripts/install-inspector
 	@$(COMPILE)
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
@@ -46,7 +46,7 @@ bench: $(BENCH)/.installed ## Measure against the speed budget, peers beside us;
 	$(BENCH)/bin/python -m bench $(BENCH_ARGS)
 
 clean: ## Remove what the targets above made
-	rm -rf $(VENV) $(CLIENT) $(BENCH) .venv-ray .venv-torch .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results.json
+	rm -rf $(VENV) $(CLIENT) $(BENCH) .venv-ray .venv-torch .venv-inspector .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results.json
 
 # A fresh virtual environment with a pip that knows dependency groups (25.1).
 define new_environment
