@@ -220,6 +220,11 @@ def overrun_after(
     rules = policy.of(source)
     if not rules.enforce_hours or hours is None or interactive or provider in rules.exempt_providers:
         return None
+    return allowed_seconds(policy, hours)
+
+
+def allowed_seconds(policy: Policy, hours: float) -> float:
+    """How long a Job that declares ``hours`` may run before that is an overrun (c.4)."""
     return max(policy.overrun_factor * hours, hours + policy.overrun_grace_hours) * _HOUR
 
 
@@ -298,7 +303,7 @@ def _read_rules(value: Any, base: Rules, faults: FaultList, path: str) -> Any:
         elif key in {"ask_secrets", "enforce_hours"}:
             values[key] = _flag(each, faults, at)
         elif key == "unknown_hours":
-            values[key] = each if each in {"ask", "auto"} else _BAD
+            values[key] = each if isinstance(each, str) and each in {"ask", "auto"} else _BAD
             if values[key] is _BAD:
                 faults.add(at, "INVALID_SPEC", "must be `ask` or `auto`")
         elif key in {"ask_providers", "exempt_providers"}:

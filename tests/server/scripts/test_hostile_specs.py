@@ -37,3 +37,18 @@ def test_numbers_that_are_none_are_refused(module_site, number):
     for query in ({"offset": number}, {"limit": number}):
         answer = module_site.get(f"/v1/scripts/{job['id']}/logs", params=query)
         assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize(
+    ("rules", "path"),
+    [
+        ({"agent": {"unknown_hours": []}}, "agent.unknown_hours"),
+        ({"agent": {"auto_max_hours": 10**400}}, "agent.auto_max_hours"),
+        ({"agent": {"ask_providers": [[]]}}, "agent.ask_providers"),
+        ({"version": []}, "version"),
+        ({"max_cost": -(10**400)}, "max_cost"),
+    ],
+)
+def test_rules_that_are_none_are_refused(make_site, rules, path):
+    answer = make_site(personal=False).request("PUT", "/v1/approval-policy", rules)
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
