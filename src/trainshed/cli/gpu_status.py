@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 RECENT_SECONDS = 24 * 3600.0
 _EVENTS = 8
-_LOG_LINES = 1000
 
 
 @click.command()
@@ -65,24 +64,20 @@ def overview_views(document: Mapping[str, Any]) -> list[View]:
 
 
 def detail(client: Client, ref: str) -> dict[str, Any]:
-    """Everything about one Job, with the course of its loss."""
+    """Everything about one Job, with the courses of its metrics."""
     found = client.scripts.get(ref).raw
     more = {key: found[key] for key in ("attempts", "checkpoints", "events", "route")}
-    return told(found["job"], **more, course=loss_course(client, found["job"]))
+    return told(found["job"], **more, courses=courses(client, found["job"]))
 
 
-def loss_course(client: Client, job: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How a loss went, by the newest lines of the log; ``None`` where none of them names one.
-
-    The server keeps the newest value of each metric alone, so that what a program logs without printing it
-    has no course here.
-    """
+def courses(client: Client, job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How its metrics went, those that people look at first before the others; one value is no course."""
     if not job["attempt_count"]:
-        return None
-    name, values = views.losses(client.scripts.logs(job["short_id"], tail=_LOG_LINES).lines)
-    if len(values) < 2:  # noqa: PLR2004 - one value is no course
-        return None
-    return {"name": name, "values": values[-views.COURSE :], "source": "by its log"}
+        return []
+    found = client.scripts.metrics(job["short_id"]).raw
+    series = [each for each in found["series"] if len(each["values"]) > 1]
+    series.sort(key=lambda each: (views.rank(each["name"]), each["name"]))
+    return [{**each, "source": found["source"]} for each in series[: views.MOST_METRICS]]
 
 
 def detail_views(document: Mapping[str, Any]) -> list[View]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ from trainshed.cli.output import Column, Fields, Table, duration, local_time, si
 
 BAR = 20
 COURSE = 40
-"""How many of the newest values a course shows."""
+"""How many values a course shows."""
 FIRST_METRICS = ("loss", "train_loss", "val_loss", "acc", "accuracy")
 MOST_METRICS = 6
 
@@ -40,22 +40,11 @@ def metrics(job: Mapping[str, Any], most: int = MOST_METRICS) -> str:
 
 
 def course(values: Sequence[float]) -> str:
-    """Values as a line of bars between the least and the most of them."""
+    """Values as a line of bars between the least and the most of them, thinned out to fit."""
     from trainshed.cli.train_watch import sparkline  # noqa: PLC0415 - not for `--help`
 
-    return sparkline(values[-COURSE:]) if values else ""
-
-
-def losses(lines: Iterable[str]) -> tuple[str, list[float]]:
-    """The loss that a program printed most, value after value, by the rules that guess progress."""
-    from trainshed.model.scripts.wire import Progress, follow  # noqa: PLC0415 - not for `--help`
-
-    found: dict[str, list[float]] = {}
-    for line in lines:
-        for name, value in follow(Progress(), line).metrics.items():
-            found.setdefault(name, []).append(float(value))
-    name = max(found, key=lambda each: len(found[each]), default="")
-    return name, found.get(name, [])
+    every = -(-len(values) // COURSE)
+    return sparkline(values[::-1][::every][::-1]) if values else ""
 
 
 def age(job: Mapping[str, Any]) -> str:
@@ -86,12 +75,16 @@ def say(job: Mapping[str, Any]) -> str:
 
 
 def course_of(document: Mapping[str, Any]) -> str:
-    """The course of a loss with what it is of."""
-    found = document.get("course")
-    if not found:
-        return ""
-    values = found["values"]
-    return f"{course(values)}  {found['name']} {values[0]:.4g} → {values[-1]:.4g} ({found['source']})"
+    """The course of each metric, a line each."""
+    found = document["courses"]
+    width = max((len(each["name"]) for each in found), default=0)
+    return "\n".join(_course_line(each, width) for each in found)
+
+
+def _course_line(each: Mapping[str, Any], width: int) -> str:
+    values = each["values"]
+    guessed = " (by its output)" if each["source"] == "guess" else ""
+    return f"{each['name']:<{width}}  {course(values)}  {values[0]:.4g} → {values[-1]:.4g}{guessed}"
 
 
 def outputs(job: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainshed.cli import gpu_views as views
 from trainshed.cli.gpu_common import ENDED, JOB, event_line
 from trainshed.cli.gpu_status import detail, detail_views, overview, overview_views
 from trainshed.cli.output import plain
@@ -35,9 +34,9 @@ _EVENTS = 4
 def watch(session: Session, *, ref: str | None) -> None:
     """Watch Jobs as they go on.
 
-    On a terminal a view that is drawn again and again, with the course of the metrics since it began;
-    elsewhere a line for each thing that happens. With ID until that Job has ended, else until Ctrl-C or
-    until nothing goes on. With --json one document a line, whenever something changed.
+    On a terminal a view that is drawn again and again, elsewhere a line for each thing that happens. With ID
+    until that Job has ended, else until Ctrl-C or until nothing goes on. With --json one document a line,
+    whenever something changed.
     """
     with session.client() as client:
         if ref is not None:
@@ -92,48 +91,20 @@ def _tell(client: Client, job: Mapping[str, Any], told: dict[str, int]) -> None:
         sys.stdout.write(plain(f"{short}  {event_line(event)}") + "\n")
 
 
-class Course:
-    """What metrics were while somebody watched: the server keeps the newest values alone."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, list[float]] = {}
-        self._step: Any = None
-
-    def add(self, job: Mapping[str, Any]) -> None:
-        """Keep the values of a look, where the program said something since the last one."""
-        step = (job.get("progress") or {}).get("step")
-        found = job.get("last_metrics") or {}
-        if step == self._step and all(self._seen.get(name, [None])[-1] == found[name] for name in found):
-            return
-        self._step = step
-        for name, value in found.items():
-            self._seen.setdefault(name, []).append(float(value))
-
-    def lines(self) -> list[str]:
-        """A course for each metric, those that people look at first before the others."""
-        names = sorted(self._seen, key=lambda name: (views.rank(name), name))[: views.MOST_METRICS]
-        width = max(map(len, names), default=0)
-        return [
-            f"{name:<{width}}  {views.course(self._seen[name])}  {self._seen[name][-1]:.4g}" for name in names
-        ]
-
-
 def _on_a_terminal(client: Client, ref: str | None) -> None:
     """A view that is drawn over itself."""
     from rich.console import Console  # noqa: PLC0415 - only for a person at a terminal
     from rich.live import Live  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415 - as above
 
-    course = Course()
     with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
         for _ in _rounds():
             document = _look(client, ref)
             found = overview_views(document) if ref is None else detail_views(document)
             lines = []
             if ref is not None:
-                course.add(document["job"])
                 document = {**document, "events": document["events"][-_EVENTS:]}
-                lines = [*course.lines(), *_last_lines(client, document["job"])]
+                lines = _last_lines(client, document["job"])
             live.update(Text("\n".join([_drawn(document, found), *lines])), refresh=True)
             if _over(document):
                 return

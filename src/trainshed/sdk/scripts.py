@@ -171,6 +171,10 @@ class Scripts:
                     raise WaitTimeout(f"{reference} had not ended after {timeout:g} s")
                 self._transport.sleep(FOLLOW_SECONDS)
 
+    def metrics(self, reference: str) -> Plain:
+        """How its metrics went: ``series`` with ``name``, ``steps`` and ``values``, by the end of its log."""
+        return plain(self._transport.call("GET", route("scripts", reference, "metrics")))
+
     def cancel(self, reference: str, *, source: str | None = None) -> CancelledScript:
         """Cancel the Job; repeatable. What was saved is kept (a.5)."""
         path = route("scripts", reference, "cancel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -61,9 +62,11 @@ def test_run_says_what_ships_prints_the_log_and_brings_the_outputs(gpu, new_proj
         assert told in ran.err, told
     one = gpu("status", outputs.name)
     assert "100% (3/3)" in one.out
-    assert "loss 1 → 0.33 (by its log)" in one.out
+    assert re.search(r"course +loss  \S{3}  1 → 0\.3333\n", one.out), one.out
     document = gpu.json("status", outputs.name)
-    assert document["course"] == {"name": "loss", "values": [1.0, 0.5, 0.33], "source": "by its log"}
+    (course,) = document["courses"]
+    assert (course["name"], course["source"], course["steps"]) == ("loss", "helper", [1, 2, 3])
+    assert course["values"] == [1, 1 / 2, 1 / 3]
     assert document["job"]["outputs_fetched"] is True
 
 

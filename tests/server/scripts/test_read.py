@@ -466,3 +466,37 @@ def test_h_an_agent_changes_no_secret(module_site):
     put = module_site.request("PUT", "/v1/secrets/X", {"value": "v"}, headers=agent)
     assert (put.status_code, put.json()["code"]) == (403, "FORBIDDEN")
     assert module_site.request("DELETE", "/v1/secrets/X", headers=agent).json()["code"] == "FORBIDDEN"
+
+
+def test_f_metrics_are_read_as_they_went_across_attempts(module_site, job):
+    path = f"/v1/scripts/{job['id']}/metrics"
+    assert module_site.get(path).json() == {"source": None, "series": []}
+    first = running(module_site, job)
+    put_output(
+        module_site, first, [(STDOUT, b"loss=3 step 1/9\nloss"), (STDOUT, b"=2\n"), (STDERR, b"loss=1\n")]
+    )
+    guessed = {"name": "loss", "steps": [None] * 3, "values": [3, 2, 1]}
+    assert module_site.get(path).json() == {"source": "guess", "series": [guessed]}
+    said = b"".join(
+        b'::gpu:: {"t":"metric","step":%d,"values":{"loss":%d}}\n' % (n, 1000 - n) for n in range(501)
+    )
+    put_output(module_site, first, [(STDOUT, b"loss=3\n" + said)])
+    module_site.services.database.write(
+        lambda c: script_attempts.change_attempt(c, first, {"state": "lost", "ended_at": 5.0})
+    )
+    second = start(module_site, job, 2, "colab")
+    put_output(
+        module_site,
+        second,
+        [
+            (STDERR, b'::gpu:: {"t":"metric","step":1,"values":{"loss":1}}\n'),
+            (STDOUT, b'::gpu:: {"t":"metric","step":501,"values":{"loss":0.5,"acc":1}}\n'),
+        ],
+    )
+    found = module_site.get(path).json()
+    assert found["source"] == "helper"
+    loss, acc = found["series"]
+    assert (loss["name"], acc) == ("loss", {"name": "acc", "steps": [501], "values": [1]})
+    assert (loss["steps"][-1], loss["values"][-1]) == (501, 0.5)
+    assert len(loss["steps"]) == len(loss["values"]) <= 200
+    assert loss["steps"] == sorted(set(loss["steps"]))

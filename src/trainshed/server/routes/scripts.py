@@ -15,7 +15,7 @@ from trainshed.model.access import Permission
 from trainshed.model.errors import FaultList, Refusal
 from trainshed.model.scripts.document import to_document
 from trainshed.policy import approval
-from trainshed.server import script_logs
+from trainshed.server import script_logs, script_metrics
 from trainshed.server.bodies import Body
 from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Reply, Routes
@@ -340,6 +340,20 @@ def read_logs(call: Call, ref: str) -> shapes.ScriptLog:
         row = read(call, connection, ref)
         tries = script_logs.outputs_of(connection, row, call.services.log_files)
     return script_logs.read(row, tries, wanted)
+
+
+@routes.get(
+    "/{ref}/metrics",
+    Operation(
+        "Read how a script Job's metrics went", answer=shapes.ScriptMetrics, any_of=READ, refuses=UNKNOWN
+    ),
+)
+def read_metrics(call: Call, ref: str) -> shapes.ScriptMetrics:
+    """By the ends of its Attempts' logs; at most 200 points of each."""
+    with call.services.database.read() as connection:
+        row = read(call, connection, ref)
+        tries = script_logs.outputs_of(connection, row, call.services.log_files)
+    return script_metrics.read(tries)
 
 
 @routes.post(

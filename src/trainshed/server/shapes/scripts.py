@@ -220,6 +220,21 @@ class ScriptLog(Shape):
     )
 
 
+class ScriptSeries(Shape):
+    """How one metric went."""
+
+    name: str
+    steps: list[float | None] = Field(description="Of each value; null where none was said.")
+    values: list[float]
+
+
+class ScriptMetrics(Shape):
+    """How the metrics of a script Job went."""
+
+    source: Literal["helper", "guess"] | None = Field(description="Said by the helper, or read from output.")
+    series: list[ScriptSeries]
+
+
 class FetchAsked(Shape):
     """A fetch that the server makes now."""
 
