@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from support.agent_jobs import GOES_ON, SHOW, cancelled, ended, fetched
-from support.agents import Agent
+from support.agents import GPU, Agent
 from support.projects import write
 from support.waiting import wait_until
 
@@ -72,16 +74,10 @@ def test_G32_G33_the_same_call_answers_the_same_job_until_that_has_ended(
     gate = tmp_path / "gate"
     folder = new_project({"long.py": GOES_ON.format(gate=str(gate))})
     call = {"project_dir": str(folder), "script": "long.py", "smoke": True, "wait_s": 0}
-    with ThreadPoolExecutor(4) as pool:
-        agents = [Agent(server.environment) for _ in range(4)]
-
-        def submit(one: Agent) -> dict:
-            with one:
-                return one.call("gpu_submit", **call)
-
-        answers = list(pool.map(submit, agents))
+    with ThreadPoolExecutor(10) as pool, Agent(server.environment) as other:
+        answers = list(pool.map(lambda one: one.call("gpu_submit", **call), [agent, other] * 5))
     assert len({answer["job"]["short_id"] for answer in answers}) == 1
-    assert sorted(answer["submitted"] for answer in answers) == [False, False, False, True]
+    assert [answer["submitted"] for answer in answers].count(True) == 1
     again = agent.call("gpu_submit", **call)
     short = again["job"]["short_id"]
     assert (again["submitted"], again["duplicate_of"]) == (False, short)
@@ -110,7 +106,7 @@ def test_G34_G35_a_request_id_names_one_job_for_good_and_a_new_one_starts_anothe
 
 
 @pytest.mark.parametrize("hours", [None, 1.01])
-def test_G21_G22_G27_G29_G40_what_may_be_long_asks_a_person(agent, new_project, hours):
+def test_G21_G22_G27_G29_what_may_be_long_asks_a_person(agent, new_project, hours):
     folder = new_project()
     call = {"project_dir": str(folder), "script": "train.py", "provider": "local", "name": "Approve me"}
     answer = agent.call("gpu_submit", **call, hours=hours)
@@ -132,9 +128,11 @@ def test_G21_G22_G27_G29_G40_what_may_be_long_asks_a_person(agent, new_project, 
     cancelled(agent, short)
 
 
-def test_G23_an_hour_is_not_asked_about(agent, new_project):
+@pytest.mark.parametrize("hours", [0.25, 1.0])
+def test_G23_an_hour_is_not_asked_about(agent, new_project, hours):
     folder = new_project()
-    answer = agent.call("gpu_submit", project_dir=str(folder), script="train.py", provider="local", hours=1.0)
+    call = {"script": "train.py", "provider": "local", "hours": hours}
+    answer = agent.call("gpu_submit", project_dir=str(folder), **call)
     assert answer["guidance"]["needs_approval"] is False
     assert ended(agent, answer["job"]["short_id"])["job"]["state"] == "done"
 
@@ -225,6 +223,18 @@ def test_G37_G41_a_short_id_names_a_job_everywhere_and_a_cancel_is_final(agent, 
     assert "nothing changed" in again["message"]
     words = [e["to"] for e in ended(agent, short)["events"] if e["kind"] == "transition"]
     assert words[-2:] == ["cancelling", "cancelled"]
+
+
+def test_G82_doctor_names_what_is_missing_for_the_rest(server):
+    env = {"PATH": os.environ["PATH"], **server.environment}
+    done = subprocess.run(
+        [GPU, "doctor", "--json"], env=env, capture_output=True, text=True, check=True, timeout=60
+    )
+    checks = {each["name"]: each for each in json.loads(done.stdout)["checks"]}
+    assert checks["provider local"]["state"] == "ok"
+    for name in ("provider kaggle", "provider colab"):
+        assert checks[name]["state"] != "ok"
+        assert checks[name]["remedy"]
 
 
 def test_a011_a_call_that_waits_tells_progress(agent, new_project):
