@@ -6,6 +6,7 @@ controller. All that is known of a run is what the engine has evidence of, so no
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -129,7 +130,8 @@ class LocalProvider:
                 for file, inside in _files(work / name, skipped):
                     place = into / target / inside
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    part = place.with_name(f".{place.name}.part")
+                    digest = hashlib.sha256(os.fsencode(place.name)).hexdigest()[:32]
+                    part = place.with_name(f".{digest}.part")  # a name may be as long as names can be
                     shutil.copyfile(file, part, follow_symlinks=False)
                     part.replace(place)
                     files, size = files + 1, size + place.stat().st_size

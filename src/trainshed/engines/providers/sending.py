@@ -20,6 +20,8 @@ END = "trainshed_end.json"
 _FOLDERS = {"outputs": "outputs", "checkpoint_store": "checkpoints"}
 _SETTINGS = "SETTINGS: dict[str, Any] = {}\n"
 _CHUNK = 1 << 20
+_CODES, _LATEST = 256, 1e11
+"""No exit code is that large, and no time that late."""
 
 
 def start_text(settings: Mapping[str, Any]) -> str:
@@ -66,7 +68,7 @@ def status_of(end: Mapping[str, Any] | None, message: str = "") -> Status:
     if end is None:
         return Status(Phase.LOST, message=message or "the session ended and its program left no record")
     code = end.get("code")
-    code = code if isinstance(code, int) and not isinstance(code, bool) else None
+    code = code if type(code) is int and abs(code) < _CODES else None
     started, finished = _moment(end.get("started_at")), _moment(end.get("finished_at"))
     said = str(end.get("message") or "")[:300]
     if end.get("ended_by") == "deadline":
@@ -78,7 +80,10 @@ def status_of(end: Mapping[str, Any] | None, message: str = "") -> Status:
 
 
 def _moment(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """Unix seconds, if it is a time: a program can write the record too."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LATEST:
+        return None
+    return float(value)
 
 
 @dataclass(slots=True)
@@ -95,7 +100,7 @@ class Landing:
         """Where a file of the session belongs; ``None``: nowhere."""
         path = PurePosixPath(name)
         parts = path.parts
-        if ".." in parts or "\0" in name or path.is_absolute():
+        if ".." in parts or "\0" in name or path.is_absolute() or not _is_text(name):
             self.skip(name)
             return None
         if len(parts) < 2 or parts[0] not in _FOLDERS:  # noqa: PLR2004 - a folder and a name
@@ -112,7 +117,8 @@ class Landing:
     def write(self, place: Path, blocks: Iterator[bytes]) -> None:
         """Write a file: wholly there or not at all. Raises `OSError`."""
         place.parent.mkdir(parents=True, exist_ok=True)
-        part = place.with_name(f".{place.name}.part")
+        # A name may be as long as names can be; the next try finds the same part.
+        part = place.with_name(f".{hashlib.sha256(os.fsencode(place.name)).hexdigest()[:32]}.part")
         size = 0
         with part.open("wb") as file:
             for block in blocks:
@@ -129,3 +135,12 @@ class Landing:
             if parent == self.into:
                 return
             yield parent
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be the name of a file here."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True

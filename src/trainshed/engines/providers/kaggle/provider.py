@@ -84,6 +84,7 @@ _BUSY_SECONDS = 600.0
 _LOG_SECONDS, _MOST_LOG_SECONDS = 5.0, 40.0
 """How long a log that goes on is listened to, once something new came, and if nothing did."""
 _PAGE = 100
+_SAME_HOURS = 0.1
 _OPTIONS = {"internet": bool}
 _MOST_RECORD = 1 << 16
 _PHASES = {
@@ -347,7 +348,7 @@ class KaggleProvider:
                 return None
         try:
             found = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 
@@ -425,7 +426,19 @@ class KaggleProvider:
             return Health(ok=False, code="auth_required", message=said, hint=LOG_IN)
         except ProviderError as error:
             return Health(ok=False, code="provider_unavailable", message=error.message)
-        return Health(ok=True)
+        return Health(ok=True, message=self._surprise())
+
+    def _surprise(self) -> str:
+        """Where Kaggle is not what the facts say it is."""
+        try:
+            reading = self.quota()
+        except ProviderError:
+            return ""
+        if reading is None:
+            return "Kaggle does not say what is left of its hours; they are reckoned."
+        if reading.limit is None or abs(reading.limit - FACTS.quota_hours) < _SAME_HOURS:
+            return ""
+        return f"It grants {reading.limit:g} h a week, where {FACTS.quota_hours:g} h were known on {FACTS.checked}."
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
