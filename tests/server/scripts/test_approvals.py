@@ -113,6 +113,16 @@ def test_P13_c7_a_person_approves_with_the_code_that_their_terminal_shows(module
     assert (script.phase, last.kind, last.reason) == ("routing", "note", "approved")
 
 
+def test_a9_nothing_of_a_project_moves_the_cursor_of_the_terminal(module_site, person):
+    odd = "over the 1h auto limit\x1b[2K\r\u202e · kaggle T4"
+    _, question = asked(module_site, verdict=replace(VERDICT, reason=odd))
+    ada = person()
+    assert ada.request("POST", f"/v1/approvals/{question}/challenge")[0] == 200
+    ada.code()
+    assert "over the 1h auto limit[2K · kaggle T4" in ada.shown()
+    assert not {"\x1b", "\u202e"} & set(ada.shown())
+
+
 def test_P13_a_code_is_of_one_question_and_good_once(module_site, person):
     _, first = asked(module_site)
     _, second = asked(module_site)
