@@ -83,6 +83,7 @@ class Kaggle:
     refuse: str = ""
     """What SaveKernel answers as its error."""
     used_hours: float = 2.0
+    granted_hours: float = 30.0
     break_upload_at: int | None = None
     """Bytes after which the next upload's connection breaks."""
     gpu: tuple[str | None, int] = ("Tesla T4", 2)
@@ -146,7 +147,7 @@ class Kaggle:
         gpu = {
             "timeUsed": f"{self.used_hours * 3600:.0f}s",
             "timeReserved": "1800s",
-            "totalTimeAllowed": "108000s",
+            "totalTimeAllowed": f"{self.granted_hours * 3600:.0f}s",
         }
         return 200, {"quotaRefreshTime": "2099-01-03T00:00:00.000Z", "gpuQuota": gpu}
 

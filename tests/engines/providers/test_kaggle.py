@@ -260,6 +260,16 @@ def test_the_quota_is_kaggles_own_word(harness):
     assert harness.provider.quota() is None
 
 
+def test_facts_that_are_out_of_date_are_told(harness):
+    assert harness.provider.healthcheck().message == ""
+    harness.there.granted_hours = 35.0
+    health = harness.provider.healthcheck()
+    assert (health.ok, health.message.startswith("It grants 35 h a week, where 30 h were known on 20")) == (
+        True,
+        True,
+    )
+
+
 def test_nobody_logged_in_is_said_with_what_to_do(harness):
     harness.login = None
     health = harness.provider.healthcheck()

@@ -31,8 +31,6 @@ class Facts:
     max_concurrency: int
     poll_seconds: float
     offers: tuple[GpuOffer, ...]
-    paid_offers: tuple[GpuOffer, ...] = ()
-    """Accelerators that only some accounts get."""
     shapes: Mapping[str, str] = field(default_factory=dict)
     """Type of accelerator -> the provider's own word for it."""
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -65,13 +63,12 @@ def all_facts() -> Mapping[str, Facts]:
 
 
 def _facts(table: dict[str, Any], checked: str) -> Facts:
-    gpus, paid = table.pop("gpus"), table.pop("paid_gpus", [])
+    gpus = table.pop("gpus")
     common = {name: table.pop(name) for name in _COMMON}
     return Facts(
         checked=checked,
         offers=tuple(_offer(gpu) for gpu in gpus),
-        paid_offers=tuple(_offer(gpu) for gpu in paid),
-        shapes={gpu["type"]: gpu["shape"] for gpu in [*gpus, *paid]},
+        shapes={gpu["type"]: gpu["shape"] for gpu in gpus},
         more=table,
         **common,
     )

@@ -45,7 +45,7 @@ from trainshed.engines.providers.contract import (
 from trainshed.engines.providers.facts import all_facts
 from trainshed.engines.providers.kaggle.credentials import LOG_IN
 from trainshed.engines.providers.kaggle.datasets import Datasets
-from trainshed.engines.providers.kaggle.values import hours, moment
+from trainshed.engines.providers.kaggle.values import check_options, hours, moment
 from trainshed.engines.providers.kaggle.wire import Wire, events, stored_events
 from trainshed.engines.providers.lines import LineCount, Lines
 from trainshed.engines.providers.sending import (
@@ -85,7 +85,6 @@ _LOG_SECONDS, _MOST_LOG_SECONDS = 5.0, 40.0
 """How long a log that goes on is listened to, once something new came, and if nothing did."""
 _PAGE = 100
 _SAME_HOURS = 0.1
-_OPTIONS = {"internet": bool}
 _MOST_RECORD = 1 << 16
 _PHASES = {
     "NEW_SCRIPT": Phase.PENDING,
@@ -130,7 +129,7 @@ class KaggleProvider:
         found = self.lookup_by_key(submission.key)
         if found is not None:
             return found
-        _check(submission.options)
+        check_options(submission.options)
         shape = None
         if submission.gpu is not None:
             shape = FACTS.shapes.get(submission.gpu.type)
@@ -438,7 +437,8 @@ class KaggleProvider:
             return "Kaggle does not say what is left of its hours; they are reckoned."
         if reading.limit is None or abs(reading.limit - FACTS.quota_hours) < _SAME_HOURS:
             return ""
-        return f"It grants {reading.limit:g} h a week, where {FACTS.quota_hours:g} h were known on {FACTS.checked}."
+        known = f"{FACTS.quota_hours:g} h were known on {FACTS.checked}"
+        return f"It grants {reading.limit:g} h a week, where {known}."
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
@@ -474,17 +474,6 @@ def _input_slug(key: str, digests: Mapping[str, str] | None) -> str:
     if digests is None:
         return begin
     return begin + hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _check(options: Mapping[str, object]) -> None:
-    """``provider_options.kaggle`` of gpu.yaml; all faults at once."""
-    faults = [
-        f"{name} must be true or false" if name in _OPTIONS else f"there is no option {name}"
-        for name, value in sorted(options.items())
-        if not isinstance(value, _OPTIONS.get(name, ()))
-    ]
-    if faults:
-        raise InvalidJob(f"provider_options.kaggle: {'; '.join(faults)}")
 
 
 def _sent(slug: str, file: str, sha256: str | None) -> dict[str, Any]:
