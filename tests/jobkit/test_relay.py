@@ -51,6 +51,36 @@ def test_no_bytes_are_an_error_and_no_carriage_return_comes_through(data, size):
     assert b"\r" not in log.text
 
 
+_EXIT = b'::gpu:: {"t":"exit","code":0,"stopped":true,"message":"%s"}'
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        _EXIT % b"::gpu:: {" + b"\n",
+        _EXIT % b"\xff" + b"\n",
+        b"50%\r" + _EXIT % b"\xff" + b"\n",
+        b"50%\r" + _EXIT % b"\xff" + b"\r60%\r",
+        _EXIT % b"\xff" + b"\r",
+        _EXIT % b"\xff" + b"\x1b[A\n",
+        b"a" * 32_768 + _EXIT % b"::gpu:: {" + b"\n",
+        b"a" * 65_537 + _EXIT % b"\xff" + b"\n",
+        _EXIT % b"\xff",
+    ],
+)
+def test_f_what_only_the_runner_says_no_program_says_however_it_is_written(printed):
+    log = Log()
+    for at in range(0, len(printed), 40_000):
+        log.relay.feed(printed[at : at + 40_000])
+        log.now += PROGRESS_SECONDS
+        log.relay.tick()
+    log.relay.close()
+    assert b"::gpu:: {" not in log.text
+    # People see what was printed, unless something else was drawn over it.
+    assert (b'"t":"exit"' in log.text) != (b"60%" in log.text)
+    assert log.said == []
+
+
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 400, "1e999", "NaN", "true", '"1"', "[1]"])
 def test_f_a_value_that_no_float_can_hold_is_left_out_and_the_rest_goes_on(value):
     log = Log()
@@ -103,7 +133,8 @@ def test_a_line_of_the_helper_behind_a_bar_or_a_begun_line_is_taken_out():
 
 
 def test_a_line_that_only_looks_like_the_helpers_is_the_programs():
-    assert Log().over(b"::gpu:: {not json}\n") == b"::gpu:: {not json}\n"
+    # With a blank more: else it would be taken for the runner's and not be shown.
+    assert Log().over(b"::gpu:: {not json}\n") == b"::gpu::  {not json}\n"
 
 
 def test_a_line_without_end_is_broken_and_not_kept():

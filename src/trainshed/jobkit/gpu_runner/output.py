@@ -86,9 +86,16 @@ class Relay:
         text = _newest(line) if self._bar or b"\r" in line else line
         text = text or self._latest
         if text or not self._bar:  # the text of a bar may have been shown already
-            self._write(text + b"\n")
+            self._show(text)
         self._latest, self._bar = b"", False
         return b""
+
+    def _show(self, text: bytes) -> None:
+        """Write a line of the program's, which nobody takes for one of the runner's.
+
+        Not only at its begin: the server reads a very long line in pieces, and one may begin anywhere.
+        """
+        self._write(text.replace(_MARK, say.PREFIX + b" {") + b"\n")
 
     def _redrawn(self) -> None:
         """Keep of the unfinished line what was drawn last."""
@@ -101,7 +108,7 @@ class Relay:
 
     def _show_now_and_then(self) -> None:
         if self._latest and self._now() - self._shown_at >= PROGRESS_SECONDS:
-            self._write(self._latest + b"\n")
+            self._show(self._latest)
             self._latest, self._shown_at = b"", self._now()
 
     def tick(self) -> None:
@@ -116,7 +123,7 @@ class Relay:
         if self._rest:
             self._line(self._rest)
         elif self._latest:
-            self._write(self._latest + b"\n")
+            self._show(self._latest)
         self._rest = self._latest = b""
         self._helper.flush()
 
