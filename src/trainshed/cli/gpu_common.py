@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainshed.sdk import Client
     from trainshed.sdk.script_objects import ScriptLog
 
+T = TypeVar("T")
 AGENT, CLI = "agent", "cli"
 ASKS = "awaiting_approval"
 ENDED = frozenset({"done", "failed", "cancelled", "denied"})
@@ -92,19 +93,21 @@ class Follower:
         """
         for page in self._client.scripts.follow(self._ref, since=self._since, all_pages=True, places=True):
             if events:
-                self.tell_events()
+                self._patiently(self.tell_events)
             print_lines(self._session, page)
             if page.lines:
                 continue
-            job = self._client.scripts.get(self._ref).job.raw
-            if job["state"] == ASKS:
-                if stop_at_question:
-                    return job
-                self._ask(job)
-            else:
+            job = self._patiently(lambda: self._client.scripts.get(self._ref).job.raw)
+            if job is None:
+                continue
+            if job["state"] != ASKS:
                 self._asked = False
+            elif stop_at_question:
+                return job
+            else:
+                self._ask(job)
         if events:
-            self.tell_events()
+            self._patiently(self.tell_events)
         return self._client.scripts.get(self._ref).job.raw
 
     def tell_events(self) -> None:
@@ -115,6 +118,16 @@ class Follower:
             if event["reason"] == "placed":
                 why = self._client.scripts.get(self._ref).job.raw["route_reason"]
                 self._session.note(f"-- why: {why}")
+
+    @staticmethod
+    def _patiently(look: Callable[[], T]) -> T | None:
+        """What a look finds; nothing during an outage, which reading the log waits out."""
+        from trainshed.sdk.errors import ConnectionFailed, ServerUnavailable  # noqa: PLC0415 - as above
+
+        try:
+            return look()
+        except (ConnectionFailed, ServerUnavailable):
+            return None
 
     def _ask(self, job: Mapping[str, Any]) -> None:
         """Say once that a person has to answer, and how."""

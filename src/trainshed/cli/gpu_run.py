@@ -252,7 +252,9 @@ def _submitted(answer: Mapping[str, Any]) -> str:
 
 def _waited(client: Client, job: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     """The Job at its end; of an agent also once a person is asked, as the agent has to say so."""
-    while job["state"] not in ENDED and not (source == AGENT and job["state"] == ASKS):
+    if source != AGENT:
+        return client.scripts.wait(job["short_id"]).raw
+    while job["state"] not in ENDED and job["state"] != ASKS:
         job = client.scripts.get(job["short_id"], wait_s=10, version=job["version"]).job.raw
     return job
 

@@ -10,6 +10,7 @@ import pytest
 
 from support.fake_server import FakeServer, Reply, Request
 from support.gpu_line import Line
+from trainshed.sdk.transport import RetryPolicy
 
 JOB = {
     "id": "abc123000000",
@@ -32,8 +33,9 @@ def detail(job: dict) -> Reply:
 
 
 @pytest.fixture
-def moving(tmp_path) -> Iterator[tuple[FakeServer, Line]]:
+def moving(tmp_path, monkeypatch) -> Iterator[tuple[FakeServer, Line]]:
     """Two lines, then three; the second Attempt is there once the first was read, and the Job then ends."""
+    monkeypatch.setattr(RetryPolicy, "pause", lambda _self, _attempt: 0.001)
     state = dict(JOB)
 
     def logs(request: Request) -> Reply:
@@ -115,3 +117,11 @@ def test_a_log_without_the_end_of_the_job_says_so(moving):
     )
     ran = gpu("logs", "abc123", "--json")
     assert json.loads(ran.out) == {"eof": False, "state": "running"}
+
+
+def test_an_outage_between_two_looks_ends_nothing(moving):
+    server, gpu = moving
+    server.routes["GET /v1/scripts/abc123/events"] = Reply(503, {"code": "NOT_READY", "message": "starting"})
+    ran = gpu("logs", "abc123", "-f")
+    assert ran.status == 0
+    assert ran.out.splitlines() == [text for text, _ in LINES]
