@@ -9,6 +9,7 @@ from typing import Any
 from support.http import Http
 from support.rows import IDS, new_job, trial_row
 from support.site import Site
+from trainshed.control.scripts.accept import NO_LIMIT_SECONDS
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
 from trainshed.model.scripts.document import spec_hash, to_document
 from trainshed.model.scripts.spec import Bundle, ScriptSpec
@@ -60,6 +61,7 @@ def add_script(
         entrypoint="",
         gpu_type="",
         gpus=0,
+        timeout_seconds=NO_LIMIT_SECONDS,
         outputs='["outputs/**"]',
         output_status=OutputStatus.NONE,
     )

@@ -23,6 +23,7 @@ from trainshed.control.profiles import Lookups, ProfileFreezer, revoked_content
 from trainshed.control.references import approval_hint
 from trainshed.control.request_ids import earlier
 from trainshed.control.resuming import freeze_checkpoint, hold_checkpoints
+from trainshed.control.scripts.reserving import reservations
 from trainshed.control.snapshots import Snapshots
 from trainshed.model.access import Permission, Principal
 from trainshed.model.content import ContentKind
@@ -47,7 +48,7 @@ from trainshed.policy.effective import (
     quota_faults,
 )
 from trainshed.policy.waiting import rank
-from trainshed.store import access, contents, jobs, moves, queue, runners
+from trainshed.store import access, contents, jobs, moves, queue, runners, scripts
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import Job, Project, Revision
 
@@ -336,19 +337,21 @@ def project_limits(project: Project) -> ProjectLimits:
 
 def project_account(connection: Connection, project: Project, *, now: float) -> Account:
     """The project's GPU time at ``now``; its active Trials are read only if there is a budget."""
-    running = (
-        []
-        if project.budget_gpu_seconds is None
-        else [
+    running: list[RunningTrial] = []
+    if project.budget_gpu_seconds is not None:
+        active = queue.active(connection, project.id)
+        running = [
             RunningTrial(trial.gpus, trial.timeout_seconds, trial.started_at)
             if trial.kind == moves.RUNNER
             # A training task may have no end: what it ran for counts, its quota bounds the rest.
             else RunningTrial(
                 trial.gpus, math.ceil(max(0.0, now - (trial.started_at or now))), trial.started_at
             )
-            for trial in queue.active(connection, project.id)
+            for trial in active
+            if trial.kind != scripts.SCRIPT
         ]
-    )
+        packed = [trial for trial in active if trial.kind == scripts.SCRIPT]
+        running += reservations(connection, packed, now) if packed else []
     return account(project_limits(project), int(project.used_gpu_seconds), running, now=now)
 
 

@@ -25,7 +25,7 @@ from trainshed.policy.placement import Decision, PassRules, Placement, Project, 
 from trainshed.policy.reasons import make_board, to_json
 from trainshed.policy.retry import Outcome, access_revoked, content_revoked
 from trainshed.policy.waiting import Queue, TrialClass
-from trainshed.policy.words import sentence
+from trainshed.policy.words import WaitCode, sentence
 from trainshed.store import access, attempts, jobs, moves, queue, runners, settings
 from trainshed.store.database import Connection, Database
 from trainshed.store.moves import Move
@@ -70,6 +70,8 @@ class Placer:
         self._queue = Queue(policy.priority_worth_seconds)
         self._delayed: list[tuple[float, str]] = []
         self._trials: dict[str, Trial] = {}
+        self._packed: set[str] = set()
+        """Script Jobs among them."""
         self._newest_event: int | None = None
         self._board_at = 0.0
         self._board_text = ""
@@ -85,6 +87,7 @@ class Placer:
         """Forget the queue; the next `read_changes` reads all of it."""
         self._queue = Queue(self._policy.priority_worth_seconds)
         self._delayed, self._trials, self._newest_event = [], {}, None
+        self._packed = set()
 
     def read_changes(self, connection: Connection) -> None:
         """Take in Trials queued since the last look and drop stopped ones."""
@@ -121,6 +124,7 @@ class Placer:
             if self._places is None:
                 return
             trial = self._places.fitted(trial)
+            self._packed.add(trial.id)
         self._trials[trial.id] = trial
         if trial.not_before > self._clock():
             heapq.heappush(self._delayed, (trial.not_before, trial.id))
@@ -134,6 +138,7 @@ class Placer:
         for trial_id in trial_ids:
             self._queue.remove(trial_id)
             self._trials.pop(trial_id, None)
+            self._packed.discard(trial_id)
 
     def next_delayed(self) -> float | None:
         """When the next back-off ends (Unix seconds)."""
@@ -152,6 +157,7 @@ class Placer:
         in line.
         """
         self._end_delays()
+        self._fit_again()
         if not len(self._queue):
             self._decision = None
             return [], False
@@ -180,7 +186,9 @@ class Placer:
             return None
         pool = decided.pools.get(trial.gpu_type)
         counts = None if pool is None else (pool.total, pool.free, pool.largest_free)
-        return sentence(class_of(trial), reason, counts)[0]
+        said = sentence(class_of(trial), reason, counts)[0]
+        more = None if self._places is None else self._places.about(trial_id)
+        return f"{said}; {more}" if more and reason.code is WaitCode.PROJECT_BUDGET else said
 
     def publish(self) -> None:
         """Store for readers why Trials wait (promise P10), at most about once a second.
@@ -217,6 +225,15 @@ class Placer:
             max_active_trials=None if most is None else most + self._gang_members,
             overhead_seconds=self._policy.stop_grace_seconds + 60.0,
         )
+
+    def _fit_again(self) -> None:
+        """What a script Job needs follows the machines that there are and its project's budget."""
+        for trial_id in list(self._packed if self._places is not None else ()):
+            known = self._trials[trial_id]
+            assert self._places is not None  # noqa: S101 - looked at above
+            if class_of(self._places.fitted(known)) != class_of(known):
+                self.remove([trial_id])
+                self.add(known)
 
     def _end_delays(self) -> None:
         now = self._clock()

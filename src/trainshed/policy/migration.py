@@ -194,6 +194,11 @@ def must_leave(
     """
     if limit is not None and ran_before + (now - started_at) > limit:
         return Reason.HOURS_EXCEEDED
-    if can_resume and session_seconds is not None and now >= started_at + session_seconds - HANDOFF_SECONDS:
+    if can_resume and session_seconds is not None and now >= handoff_at(started_at, session_seconds):
         return Reason.HANDOFF
     return None
+
+
+def handoff_at(started_at: float, session_seconds: float) -> float:
+    """When one whose session ends goes on elsewhere; half of a short session is used at least."""
+    return started_at + session_seconds - min(HANDOFF_SECONDS, session_seconds / 2)

@@ -24,7 +24,6 @@ from trainshed.model.globs import OutputPatterns
 from trainshed.model.scripts.spec import LOCAL
 from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState, FailureKind, Note, Reason, Word
 from trainshed.model.states import OutputStatus, State
-from trainshed.policy.budget import charge
 from trainshed.policy.migration import UNCONFIRMED_SECONDS
 from trainshed.store import jobs, queue, script_attempts, scripts
 from trainshed.store.database import Connection
@@ -270,13 +269,10 @@ class Ender:
 
 
 def _close_books(connection: Connection, look: Look, attempt: ScriptAttempt, now: float) -> None:
-    """End the Attempt, have what it holds released, and charge the GPU time of this server's own GPUs."""
-    ended, held = attempt.ended_at or now, look.held
+    """End the Attempt, and have what it holds released."""
+    ended = attempt.ended_at or now
     how = "exit" if attempt.exit_code is not None else attempt.state
     end_attempt(connection, look, attempt, ended, how, attempt.message or "", attempt.exit_code)
-    used = 0.0 if held is None else charge(held.gpus, held.timeout_seconds, attempt.started_at, ended)
-    if used:
-        queue.charge(connection, look.trial.project_id, used)
 
 
 def _sentence(look: Look, attempt: ScriptAttempt | None, reason: Reason) -> str:

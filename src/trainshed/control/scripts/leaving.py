@@ -24,9 +24,9 @@ from trainshed.policy import approval
 from trainshed.policy.approval import Rule
 from trainshed.policy.migration import (
     ASK_SECONDS,
-    HANDOFF_SECONDS,
     UNCONFIRMED_SECONDS,
     backoff,
+    handoff_at,
     must_leave,
 )
 from trainshed.store import script_attempts, script_work, scripts
@@ -83,7 +83,7 @@ class Leaver:
         _, session = self._limits(look, attempt)
         if session is None or attempt.started_at is None:
             return
-        if look.now < attempt.started_at + session - HANDOFF_SECONDS:
+        if look.now < handoff_at(attempt.started_at, session):
             return
         with self._ground.database.read() as connection:
             if script_work.note_of(connection, look.trial.id, Note.HANDOFF_SKIPPED, attempt.number):
@@ -111,7 +111,11 @@ class Leaver:
             limit = None  # a person let it go on to its end
         provider = self._ground.providers.get(attempt.provider)
         hours = provider.capabilities().max_session_hours if provider else None
-        return limit, None if hours is None else hours * 3600.0
+        session = None if hours is None else hours * 3600.0
+        held = look.held
+        if limit is None and held is not None and held.timeout_seconds < look.trial.timeout_seconds:
+            session = float(held.timeout_seconds)  # a budget gave it an end, which is no overrun
+        return limit, session
 
     def _why(self, look: Look, attempt: ScriptAttempt) -> Reason | None:
         provider = self._ground.providers.get(attempt.provider)

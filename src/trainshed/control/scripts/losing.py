@@ -9,8 +9,9 @@ from trainshed.control.scripts.ground import Ground, Look, close_attempt, locked
 from trainshed.engines.providers.contract import ProviderError, QuotaExhausted
 from trainshed.model.scripts.states import AttemptState, FailureKind, Note, Reason
 from trainshed.model.states import OutputStatus, State
+from trainshed.policy.budget import charge
 from trainshed.policy.migration import Consequence, backoff, recheck
-from trainshed.store import attempts, providers, scripts
+from trainshed.store import attempts, providers, queue, scripts
 from trainshed.store.attempts import End
 from trainshed.store.database import Connection
 from trainshed.store.script_records import ScriptAttempt
@@ -101,10 +102,17 @@ def end_attempt(
     said: str,
     exit_code: int | None = None,
 ) -> None:
-    """Close the Attempt in the books of all engines, and make what it holds due for release."""
+    """Close the Attempt in the books of all engines, and make what it holds due for release.
+
+    The time of this server's own GPUs is charged with it: at every moment it is reserved or used (P5).
+    """
     attempts.end_all(connection, [End(attempt.attempt_id, at, how, said, exit_code)])
-    if look.held is not None and look.held.attempt_id == attempt.attempt_id:
-        attempts.let_go(connection, [look.held.id])
+    held = look.held
+    if held is None or held.attempt_id != attempt.attempt_id:
+        return
+    attempts.let_go(connection, [held.id])
+    if used := charge(held.gpus, held.timeout_seconds, attempt.started_at, at):
+        queue.charge(connection, look.trial.project_id, used)
 
 
 def blame(

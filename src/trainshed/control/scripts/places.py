@@ -11,12 +11,13 @@ from dataclasses import replace
 
 from trainshed.control.scripts.choosing import open_attempt
 from trainshed.control.scripts.ground import Ground, look_at
+from trainshed.control.scripts.reserving import about, longest_run
 from trainshed.engines.contract import Limits
 from trainshed.engines.providers.local import Room
 from trainshed.model.resources import Amounts, Node
 from trainshed.model.scripts.spec import LOCAL
 from trainshed.policy.cluster import NO_GPU
-from trainshed.store import scripts
+from trainshed.store import access
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import Allocation, Trial
 
@@ -31,12 +32,27 @@ class Places:
         self.nodes: Sequence[Node] = ()
         self.fresh: set[str] = set()
         """Attempts that this process opened and that nobody began to launch yet."""
+        self._about: dict[str, str] = {}
 
     def fitted(self, trial: Trial) -> Trial:
-        """The Trial with what it needs here: one GPU and its share of a machine, or a half of one without."""
+        """The Trial with what it needs here: one GPU and its share of a machine, or a half of one without.
+
+        Where its project has a budget, with the time that its next Attempt may take at most.
+        """
         with self._database.read() as connection:
-            script = scripts.of_trials(connection, [trial.id])[trial.id]
-        return fit(trial, script.gpu, self.nodes)
+            look = look_at(connection, trial.id, trial.updated_at)
+            project = access.find_project(connection, trial.project_id)
+        assert look is not None  # noqa: S101 - a Trial of this kind has its row
+        needs = fit(trial, look.script.gpu, self.nodes)
+        limited = needs.gpus > 0 and project is not None and project.budget_gpu_seconds is not None
+        self._about.pop(trial.id, None)
+        if limited and (said := about(look)):
+            self._about[trial.id] = said
+        return replace(needs, timeout_seconds=longest_run(look) if limited else look.trial.timeout_seconds)
+
+    def about(self, trial_id: str) -> str | None:
+        """What to say beside that a Trial waits for its project's budget."""
+        return self._about.get(trial_id)
 
     def opened(
         self,
@@ -52,6 +68,7 @@ class Places:
             gpu = look.script.gpu
             open_attempt(connection, look, allocation.attempt_id, LOCAL, gpu, numbers[trial.id])
             self.fresh.add(allocation.attempt_id)
+            self._about.pop(trial.id, None)
 
 
 def fit(trial: Trial, gpu: str | None, nodes: Sequence[Node]) -> Trial:
