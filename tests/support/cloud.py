@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.deployment import Deployment, FakeDeployment, LocalDeployment, fleet
+from support.deployment import Deployment, FakeDeployment, LocalDeployment, fleet, person
 from support.scripts import add_script, script_spec
 from trainshed.content.logs import LogReader
+from trainshed.control.scripts.approving import Answer, Approving
+from trainshed.control.scripts.callers import Caller
 from trainshed.control.scripts.ground import Look, ScriptWork, look_at
+from trainshed.control.scripts.peers import Peer
 from trainshed.engines.fake import Script as LocalCourse
 from trainshed.engines.providers.contract import Capabilities, GpuOffer
 from trainshed.engines.providers.fake import Course, FakeProvider, RemoteWorld
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
 from trainshed.model.scripts.spec import Bundle, DataItem, ScriptSpec
-from trainshed.model.states import AllocationState, State
-from trainshed.store import approvals, jobs, manifests, moves, queue, script_attempts, scripts, tables
+from trainshed.model.states import AllocationState
+from trainshed.store import jobs, manifests, queue, script_attempts, scripts, tables
 from trainshed.store.database import Database
-from trainshed.store.moves import Move
 from trainshed.store.script_records import ScriptAttempt, ScriptCheckpoint, ScriptEvent
 
 CLOUD = "cloud"
@@ -130,20 +132,11 @@ class WithScripts(Deployment):
         return script.trial_id
 
     def answer(self, trial_id: str, answer: str) -> None:
-        """A person answers the open question, as the door stores it."""
-        tale = self.tale(trial_id)
-
-        def store(connection: Any) -> None:
-            moves.lock_jobs(connection, [tale.look.job.id])
-            asked = approvals.open_of(connection, tale.look.job.id)
-            assert asked is not None
-            approvals.close(connection, asked.id, answer, by="human:ada", at=self.now())
-            approved = answer == "approved"
-            after, code = (State.QUEUED, "APPROVED") if approved else (State.DENIED, "DENIED")
-            step = Move(tale.look.trial, State.AWAITING_APPROVAL, after, code, f"{answer} by ada")
-            moves.apply(connection, [step], at=self.now(), actor="human:ada")
-
-        self.database.write(store)
+        """A person of the team answers the open question; one that has this answer stays as it is."""
+        [*_, asked] = self.tale(trial_id).look.asked
+        door = Approving(self.database, self.now, personal=False)
+        said = Answer(approve=answer == "approved")
+        door.answer(Caller(person("default", owner=True)), Peer(here=False), asked.id, said)
 
     def cancel(self, trial_id: str) -> None:
         self.stop(self.tale(trial_id).look.job.id)

@@ -77,6 +77,7 @@ class Point(StrEnum):
     SCRIPT_MID_CHECKPOINT = "script.mid_checkpoint"
     SCRIPT_AFTER_ASK = "script.after_checkpoint_asked"
     SCRIPT_AFTER_OVERRUN_STOP = "script.after_overrun_stop"
+    SCRIPT_AFTER_APPROVE = "script.after_approve"
     SCRIPT_AFTER_CANCEL = "script.during_cancel"
     SCRIPT_BEFORE_FETCH = "script.before_fetch"
     SCRIPT_AFTER_FETCH = "script.after_fetch"

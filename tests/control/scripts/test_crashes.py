@@ -90,7 +90,14 @@ STORIES = {
     "overrun": Story(
         _overrun,
         "done",
-        frozenset({P.SCRIPT_AFTER_ASK, P.SCRIPT_AFTER_OVERRUN_STOP, P.SCRIPT_MID_CHECKPOINT}),
+        frozenset(
+            {
+                P.SCRIPT_AFTER_ASK,
+                P.SCRIPT_AFTER_OVERRUN_STOP,
+                P.SCRIPT_MID_CHECKPOINT,
+                P.SCRIPT_AFTER_APPROVE,
+            }
+        ),
         attempts=2,
     ),
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trainshed.control.crashpoints import Point, reach
 from trainshed.control.scripts import peers
 from trainshed.control.scripts.callers import AGENT, Caller
 from trainshed.control.scripts.peers import Peer
@@ -121,7 +122,9 @@ class Approving:
             _close(connection, question, job, said, caller, now)
             return _find(connection, caller, approval_id)
 
-        return self._database.write(store)
+        answered = self._database.write(store)
+        reach(Point.SCRIPT_AFTER_APPROVE)
+        return answered
 
     def require_person(self, caller: Caller, peer: Peer) -> None:
         """Raise `Refusal` ``FORBIDDEN`` unless a person may change the rules from there.
@@ -167,8 +170,7 @@ class Approving:
             said = "the code is wrong, used or too old"
             raise Refusal.of("FORBIDDEN", said, path="code", hint="Ask for a new one and type it as shown.")
 
-    @staticmethod
-    def _open(connection: Connection, caller: Caller, approval_id: int) -> tuple[Approval, Job]:
+    def _open(self, connection: Connection, caller: Caller, approval_id: int) -> tuple[Approval, Job]:
         """The open question with its Job, for somebody who may answer it."""
         question = _find(connection, caller, approval_id)
         job = jobs.find_job(connection, question.project_id, question.job_id)
@@ -179,6 +181,10 @@ class Approving:
         if question.answer is not None:
             said = f"the question about Job {job.short_id} was answered: {question.answer}"
             raise Refusal.of("INVALID_TRANSITION", said, answer=question.answer)
+        if question.expires_at <= self._clock():
+            # Nobody may have denied it yet: the server may have been away all the time (c.5).
+            said = f"nobody answered the question about Job {job.short_id} in time"
+            raise Refusal.of("INVALID_TRANSITION", said, answer=EXPIRED)
         if question.spec_hash != spec_hash_of(connection, job):
             said = f"Job {job.short_id} is not what the question was about"
             raise Refusal.of("INVALID_TRANSITION", said)
