@@ -16,6 +16,7 @@ from trainshed.control.scripts import approving
 from trainshed.control.training.frozen import spec_of
 from trainshed.model.errors import FaultList
 from trainshed.model.states import State
+from trainshed.model.training.spec import TaskSpec
 from trainshed.policy import approval
 from trainshed.policy.approval import Cost
 from trainshed.store import jobs, moves, policies
@@ -54,11 +55,21 @@ def task_cost(
 
     Of several currencies the greatest amount counts: nobody set a rate between them.
     """
+    dearest = max((float(price) for price in (price_per_hour or {}).values()), default=None)
     if seconds is None:
-        return Cost(source, gpu_hours=None if gpus else 0.0)
+        money = None if dearest is None else math.inf if dearest else 0.0
+        return Cost(source, gpu_hours=None if gpus else 0.0, money=money)
     hours = seconds / _HOUR
-    money = max((float(price) * hours for price in (price_per_hour or {}).values()), default=None)
-    return Cost(source, gpu_hours=gpus * hours, money=money)
+    return Cost(source, gpu_hours=gpus * hours, money=None if dearest is None else dearest * hours)
+
+
+def worst_seconds(spec: TaskSpec) -> float | None:
+    """How long a task may hold what it has, with every automatic resubmission; ``None``: it has no end."""
+    if spec.max_run_seconds is None:
+        return None
+    attempts = 1 + (spec.fault_tolerance.budget if spec.fault_tolerance is not None else 0)
+    kept = spec.debug.retention_seconds if spec.debug is not None and spec.debug.enabled else 0
+    return attempts * (spec.max_run_seconds + kept)
 
 
 def cost_of(task: Task, trial: Trial, source: str) -> Cost:
@@ -67,7 +78,7 @@ def cost_of(task: Task, trial: Trial, source: str) -> Cost:
     sums = sums.get("largest", sums)
     prices = {each["currency"]: Decimal(each["amount"]) for each in sums.get("price_per_hour") or ()}
     gpus = sums.get("gpus", trial.gpus)
-    return task_cost(source, gpus, spec_of(task).max_run_seconds, prices)
+    return task_cost(source, gpus, worst_seconds(spec_of(task)), prices)
 
 
 def dearness(cost: Cost) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import isinf
 from typing import Any
 
 from trainshed.model.errors import FaultList
@@ -185,7 +186,7 @@ class Cost:
     gpu_hours: float | None = None
     """``None``: it has no end of its own."""
     money: float | None = None
-    """``None``: nobody set a price."""
+    """``None``: nobody set a price; infinite: it has a price and no end."""
 
 
 def judge_cost(cost: Cost, policy: Policy) -> Verdict:
@@ -203,7 +204,8 @@ def judge_cost(cost: Cost, policy: Policy) -> Verdict:
                 )
             )
     if policy.max_cost is not None and cost.money is not None and cost.money > policy.max_cost:
-        found.append((Rule.COST, f"up to {cost.money:.2f} in money, over the limit of {policy.max_cost:.2f}"))
+        amount = "up to any amount" if isinf(cost.money) else f"up to {cost.money:.2f}"
+        found.append((Rule.COST, f"{amount} in money, over the limit of {policy.max_cost:.2f}"))
     if policy.ask_agents and cost.source == "agent":
         found.append((Rule.AGENT, "an agent submitted it"))
     if not found:

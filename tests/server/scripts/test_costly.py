@@ -100,6 +100,22 @@ def test_all_Trials_of_a_Job_are_counted_and_wait_together(team):
     assert states(team, job) == ["queued"] * 4
 
 
+def test_C33_C50_resubmissions_and_what_is_kept_afterwards_count(team):
+    rules(team, max_gpu_hours=5)
+    hour = {"max_run_seconds": 3600}
+    again = {"enabled": True, "max_resubmissions": 9}
+    kept = {
+        "kind": "ray",
+        "cmd": "python main.py",
+        "workers": 1,
+        "debug": {"enabled": True, "retention_seconds": 7200},
+    }
+    found = [
+        submitted(team, task_document(**hour, **more)) for more in ({}, {"fault_tolerance": again}, kept)
+    ]
+    assert [states(team, job) for job in found] == [["queued"], ["awaiting_approval"], ["awaiting_approval"]]
+
+
 def test_C51_a_task_that_grows_is_judged_at_its_largest(team):
     rules(team, max_gpu_hours=5)
     ray = {"kind": "ray", "cmd": "python main.py", "workers": 1, "max_run_seconds": 3600}
@@ -141,5 +157,10 @@ def test_money_counts_where_specs_have_a_price():
     assert judge_cost(cost, Policy(max_cost=9.99)).ask
     assert not judge_cost(cost, Policy(max_cost=10.0)).ask
     assert task_cost("user", 8, 3600.0, None).money is None
+    endless = judge_cost(task_cost("user", 8, None, prices), Policy(max_cost=1e9))
+    assert (endless.ask, endless.reason) == (
+        True,
+        "up to any amount in money, over the limit of 1000000000.00",
+    )
     assert task_cost("user", 0, None, None).gpu_hours == 0.0
     assert runner_cost("user", [(1, 1800), (2, 3600)]).gpu_hours == 2.5

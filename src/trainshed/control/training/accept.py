@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainshed import __version__
-from trainshed.control.costs import USER, ask_if_costly, dearness, task_cost
+from trainshed.control.costs import USER, ask_if_costly, dearness, task_cost, worst_seconds
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.frozen import FrozenImage
 from trainshed.control.images import ImageFreezer
@@ -140,7 +140,7 @@ class TaskAcceptance:
         job, trial, task = self._rows(principal, frozen)
         # Which of the choices it starts with is not known yet, nor how far it grows: the dearest counts.
         choices = [
-            task_cost(source, each.amounts.gpus, effective.spec.max_run_seconds, each.price_per_hour)
+            task_cost(source, each.amounts.gpus, worst_seconds(effective.spec), each.price_per_hour)
             for each in effective.largest
         ]
         cost = max(choices, key=dearness)
