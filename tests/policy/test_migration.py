@@ -17,6 +17,7 @@ from trainshed.policy.migration import (
     gave_up,
     judge_end,
     must_leave,
+    quota_ends_first,
     recheck,
 )
 
@@ -107,6 +108,22 @@ def test_g9_a_session_is_left_half_an_hour_before_its_end_by_what_can_go_on():
     assert leaves(10.5 * HOUR, session_seconds=11 * HOUR) is Reason.HANDOFF
     assert leaves(10.9 * HOUR, session_seconds=11 * HOUR, can_resume=False) is None
     assert leaves(10.9 * HOUR, session_seconds=11 * HOUR, limit=HOUR) is Reason.HOURS_EXCEEDED
+
+
+def test_g9_a_quota_is_left_half_an_hour_before_its_end_unless_the_job_ends_or_it_is_renewed_first():
+    assert leaves(HOUR, quota_ends=True) is Reason.HANDOFF
+    assert leaves(HOUR, quota_ends=True, can_resume=False) is None
+    assert quota_ends_first(0.5, 0.6, 1, 0.0, None)
+    assert not quota_ends_first(0.51, 9.0, 1, 0.0, None)
+    assert quota_ends_first(0.9, 9.0, 2, 0.0, None), "two use it up in half the time"
+    assert not quota_ends_first(0.5, 0.4, 1, 0.0, None)
+    assert not quota_ends_first(0.5, 9.0, 1, 0.0, 0.4 * HOUR)
+    assert quota_ends_first(0.5, 9.0, 1, 0.0, 0.6 * HOUR)
+
+
+def test_g9_a_short_session_is_used_for_half_of_its_time():
+    assert leaves(0.2 * HOUR, session_seconds=0.5 * HOUR) is None
+    assert leaves(0.25 * HOUR, session_seconds=0.5 * HOUR) is Reason.HANDOFF
 
 
 def test_pauses_never_shrink():

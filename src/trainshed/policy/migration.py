@@ -186,17 +186,31 @@ def must_leave(
     limit: float | None,
     session_seconds: float | None,
     can_resume: bool,
+    quota_ends: bool = False,
 ) -> Reason | None:
     """Why a run has to leave now, if it has to (c.4, g.9).
 
     ``limit``: seconds of running time of all Attempts together, where overrun is enforced. A session's end is
-    no reason where nothing could go on from a checkpoint: it uses the session up.
+    no reason where nothing could go on from a checkpoint: it uses the session up, and so with a quota
+    (`quota_ends_first`).
     """
     if limit is not None and ran_before + (now - started_at) > limit:
         return Reason.HOURS_EXCEEDED
-    if can_resume and session_seconds is not None and now >= handoff_at(started_at, session_seconds):
-        return Reason.HANDOFF
-    return None
+    over = session_seconds is not None and now >= handoff_at(started_at, session_seconds)
+    return Reason.HANDOFF if can_resume and (over or quota_ends) else None
+
+
+def quota_ends_first(
+    left_hours: float, needed_hours: float, running: int, now: float, resets_at: float | None
+) -> bool:
+    """Whether what is left of a quota ends within the time of a handoff, and before the Job does (g.9).
+
+    ``running`` counts the runs that use it up, this Job's among them. Routing asks the same, so that a Job
+    that leaves for this reason is not sent back.
+    """
+    hours = left_hours / max(1, running)
+    renewed = resets_at is not None and now < resets_at <= now + hours * 3600
+    return hours * 3600 <= HANDOFF_SECONDS and needed_hours > hours and not renewed
 
 
 def handoff_at(started_at: float, session_seconds: float) -> float:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from support.cloud import CLOUD, runs, wire
-from trainshed.engines.providers.contract import Capabilities, GpuOffer, Unavailable
+from trainshed.engines.providers.contract import Capabilities, GpuOffer, Health, QuotaReading, Unavailable
 from trainshed.engines.providers.fake import RemoteWorld, Save
 
 HOUR = 3600.0
@@ -214,6 +214,55 @@ def test_g9_what_cannot_go_on_elsewhere_stays_to_the_end_of_its_session(cloud):
     assert tale.notes.count("handoff_skipped") == 1
     assert tale.words[-1] == "done"
     assert len(tale.attempts) == 1
+
+
+def test_g9_half_an_hour_before_a_quota_ends_it_saves_and_goes_on_elsewhere(cloud):
+    d = cloud(
+        clouds={CLOUD: RemoteWorld(capabilities=Capabilities(max_concurrency=4)), "second": RemoteWorld()}
+    )
+    d.clouds["second"].health = Health(ok=False, code="provider_unavailable")
+    d.cloud.reading = hours_left(3.0)
+    d.cloud.course = runs(3 * HOUR, answers_after=60.0)
+    job = d.pack(hours=3.0)
+    d.until(job, "running")
+    d.cloud.reading = hours_left(0.6)
+    d.pass_time(1000.0)
+    d.step()
+    assert d.tale(job).word == "running", "there is time left"
+    d.cloud.reading, d.clouds["second"].health = hours_left(0.45), Health(ok=True)
+    d.clouds["second"].course = runs(60.0)
+    tale = d.rest(job, pause=20.0)
+    assert "handoff" in tale.reasons
+    [asked] = [each for each in tale.events if each.reason == "handoff_requested"]
+    assert "What is left of the hours at cloud ends soon." in asked.message
+    assert [each.provider for each in tale.attempts] == [CLOUD, "second"], "it is not sent back"
+    assert d.clouds["second"].runs[key(d, 2, job)].resumed["files/model.bin"] == b"weights"
+    assert tale.words[-1] == "done"
+
+
+def test_g9_what_will_end_before_its_quota_stays(cloud):
+    d = cloud()
+    d.cloud.reading = hours_left(0.4)
+    d.boot()
+    d.cloud.course = runs(900.0)
+    tale = d.rest(d.pack(hours=0.15), pause=20.0)
+    assert tale.words == ["queued", "routing", "provisioning", "running", "done"]
+    assert "handoff_skipped" not in tale.notes
+
+
+def test_g9_what_needs_more_than_the_minutes_that_are_left_waits_for_the_renewal(cloud):
+    d = cloud()
+    d.cloud.reading = replace(hours_left(0.4), resets_at=d.now() + 5 * HOUR)
+    d.boot()
+    job = d.pack(hours=2.0)
+    d.run_until(lambda: d.tale(job).look.script.not_before)
+    tale = d.tale(job)
+    assert tale.look.script.not_before == d.cloud.reading.resets_at
+    assert "24 minutes of its quota are left, about 2 h are needed" in tale.look.script.message
+
+
+def hours_left(hours):
+    return QuotaReading(10.0 - hours, 10.0, "gpu_hours", None, live=True)
 
 
 # Overrun

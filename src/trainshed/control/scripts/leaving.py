@@ -16,6 +16,7 @@ from trainshed.control.scripts.checkpoints import Checkpoints
 from trainshed.control.scripts.fetching import Fetcher
 from trainshed.control.scripts.ground import Ground, Look, close_attempt, locked_look, move, run_of
 from trainshed.control.scripts.losing import end_attempt
+from trainshed.control.scripts.routing import RoutePlanner, left_to_do
 from trainshed.control.scripts.watching import Watcher
 from trainshed.engines.providers.contract import ProviderError, RemoteNotFound
 from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState, Note, Reason, Word
@@ -28,15 +29,15 @@ from trainshed.policy.migration import (
     backoff,
     handoff_at,
     must_leave,
+    quota_ends_first,
 )
+from trainshed.policy.routing.snapshot import need_of
 from trainshed.store import script_attempts, script_work, scripts
 from trainshed.store.database import Connection
 from trainshed.store.script_records import ScriptAttempt, ScriptEvent
 
-_WHY = {
-    Reason.HOURS_EXCEEDED: "It runs longer than it declared.",
-    Reason.HANDOFF: "Its session ends soon.",
-}
+_OVERRAN = "It runs longer than it declared."
+_SESSION = "Its session ends soon."
 
 log = structlog.get_logger(__name__)
 
@@ -44,23 +45,33 @@ log = structlog.get_logger(__name__)
 class Leaver:
     """Has runs go. Thread-safe for different Trials."""
 
-    def __init__(self, ground: Ground, watcher: Watcher, checkpoints: Checkpoints, fetcher: Fetcher) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        planner: RoutePlanner,
+        watcher: Watcher,
+        checkpoints: Checkpoints,
+        fetcher: Fetcher,
+    ) -> None:
         self._ground = ground
+        self._planner = planner
         self._watcher = watcher
         self._checkpoints = checkpoints
         self._fetcher = fetcher
 
     def check(self, look: Look, attempt: ScriptAttempt) -> None:
         """Ask a run that has to go to save; have it leave once it did, or takes too long."""
-        why = self._why(look, attempt)
+        quota = self._quota_ends(look, attempt)
+        why = self._why(look, attempt, quota_ends=quota)
         if why is None:
-            self._note_no_handoff(look, attempt)
+            self._note_no_handoff(look, attempt, quota_ends=quota)
             return
+        because = _OVERRAN if why is Reason.HOURS_EXCEEDED else _ending(attempt.provider, quota=quota)
         with self._ground.database.read() as connection:
             asked = script_work.note_of(connection, look.trial.id, Note.HANDOFF_REQUESTED, attempt.number)
             saved = script_attempts.checkpoints_of(connection, look.trial.id)
         if asked is None:
-            asked = self._ask(look, attempt, why)
+            asked = self._ask(look, attempt, because)
         new = any(each.attempt == attempt.number and each.saved_at >= asked.at for each in saved)
         told = not asked.message.endswith(_UNTOLD)
         if told and not new and look.now - asked.at <= ASK_SECONDS:
@@ -71,25 +82,26 @@ class Leaver:
             here = locked_look(connection, look.trial.id, now)
             if here is None or here.trial.state not in {State.RUNNING, State.CHECKPOINTING}:
                 return
-            said = _WHY[why] + (
-                " Its newest checkpoint is kept." if new else " No newer checkpoint was made."
-            )
+            kept = "Its newest checkpoint is kept." if new else "No newer checkpoint was made."
+            said = f"{because} {kept}"
             move(connection, here, (here.trial.state, State.MIGRATING, str(why).upper(), said), at=now)
 
         self._ground.database.write(store)
 
-    def _note_no_handoff(self, look: Look, attempt: ScriptAttempt) -> None:
-        """Say once of a run whose session ends soon that it stays there until then (g.9)."""
+    def _note_no_handoff(self, look: Look, attempt: ScriptAttempt, *, quota_ends: bool) -> None:
+        """Say once of a run whose session or quota ends soon that it stays there until then (g.9)."""
         _, session = self._limits(look, attempt)
-        if session is None or attempt.started_at is None:
+        if attempt.started_at is None:
             return
-        if look.now < handoff_at(attempt.started_at, session):
+        over = session is not None and look.now >= handoff_at(attempt.started_at, session)
+        if not (over or quota_ends):
             return
         with self._ground.database.read() as connection:
             if script_work.note_of(connection, look.trial.id, Note.HANDOFF_SKIPPED, attempt.number):
                 return
         now = self._ground.clock()
-        said = "Its session ends soon, and it could not go on from a checkpoint elsewhere."
+        ends = _ending(attempt.provider, quota=quota_ends).rstrip(".")
+        said = f"{ends}, and it could not go on from a checkpoint elsewhere."
         self._ground.database.write(
             lambda c: scripts.note(c, look.trial.id, Note.HANDOFF_SKIPPED, said, at=now, level="warning")
         )
@@ -117,7 +129,18 @@ class Leaver:
             session = float(held.timeout_seconds)  # a budget gave it an end, which is no overrun
         return limit, session
 
-    def _why(self, look: Look, attempt: ScriptAttempt) -> Reason | None:
+    def _quota_ends(self, look: Look, attempt: ScriptAttempt) -> bool:
+        """Whether what is left at its provider ends before the Job does, and soon."""
+        now, name = look.now, attempt.provider
+        with self._ground.database.read() as connection:
+            quota = self._planner.quota(connection, name, now)
+            if quota is None:
+                return False
+            running = script_work.busy(connection)[name]
+        needed = need_of(look.spec, left_fraction=left_to_do(look)).hours
+        return quota_ends_first(quota.left_hours, needed, running, now, quota.resets_at)
+
+    def _why(self, look: Look, attempt: ScriptAttempt, *, quota_ends: bool) -> Reason | None:
         provider = self._ground.providers.get(attempt.provider)
         if attempt.started_at is None or provider is None:
             return None
@@ -130,9 +153,10 @@ class Leaver:
             limit=limit,
             session_seconds=session,
             can_resume=keeps and provider.capabilities().resume,
+            quota_ends=quota_ends,
         )
 
-    def _ask(self, look: Look, attempt: ScriptAttempt, why: Reason) -> ScriptEvent:
+    def _ask(self, look: Look, attempt: ScriptAttempt, because: str) -> ScriptEvent:
         """Ask for a checkpoint, and note it; the note says also where nobody could be asked."""
         provider, run = self._ground.providers[attempt.provider], run_of(attempt)
         told = False
@@ -143,7 +167,7 @@ class Leaver:
                 log.warning("a run cannot be asked to save", run=run.ref, reason=error.message)
         reach(Point.SCRIPT_AFTER_ASK)
         now = self._ground.clock()
-        said = f"{_WHY[why]} " + (
+        said = f"{because} " + (
             f"It is asked to save, within {ASK_SECONDS / 60:g} minutes." if told else f"It {_UNTOLD}"
         )
 
@@ -261,6 +285,10 @@ class Leaver:
             log.warning("a checkpoint cannot be kept now", trial=look.trial.id, reason=str(error))
             return False
         return True
+
+
+def _ending(provider: str, *, quota: bool) -> str:
+    return f"What is left of the hours at {provider} ends soon." if quota else _SESSION
 
 
 _UNTOLD = "cannot be asked to save."

@@ -80,7 +80,7 @@ class RoutePlanner:
         look: Look | None = None,
     ) -> Plan:
         """Where it would run now. ``look``: of a Job that is there, which has a history."""
-        left = 1.0 if look is None else max(0.05, 1.0 - look.done_fraction)
+        left = 1.0 if look is None else left_to_do(look)
         excluded = {} if look is None else look.script.excluded_providers
         need = need_of(spec, excluded=excluded, left_fraction=left)
         views = self.views(connection, now, but=None if look is None else look.trial.id)
@@ -172,6 +172,11 @@ class RoutePlanner:
             for span in script_work.spans_at(connection, name, since=since)
         ]
         return reckon(readings, used, now, limit=limit, period_seconds=period)
+
+
+def left_to_do(look: Look) -> float:
+    """What part of a Job is still to be done, at least a twentieth."""
+    return max(0.05, 1.0 - look.done_fraction)
 
 
 def shares_approved(look: Look | None) -> Sequence[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from trainshed.policy.routing.snapshot import Health, Need, Offer, ProviderView, Rejection
+from trainshed.policy.migration import quota_ends_first
+from trainshed.policy.routing.snapshot import Health, Need, Offer, ProviderView, Quota, Rejection
 
 RECHECK_SECONDS = 60.0
 """When a provider that was down, or busy, is looked at again."""
@@ -72,17 +73,30 @@ def _cooling(_need: Need, view: ProviderView, now: float) -> Rejection | None:
     return Rejection(view.name, "cooling_down", f"left alone after errors until {when(until)}", until)
 
 
-def _used_up(_need: Need, view: ProviderView, now: float) -> Rejection | None:
+def _used_up(need: Need, view: ProviderView, now: float) -> Rejection | None:
     until = view.exhausted_until
     if until is not None and until > now:
         return Rejection(view.name, "quota_exhausted", f"its quota is used up until {when(until)}", until)
     quota = view.quota
-    if quota is None or quota.left_hours > 0:
+    if quota is None:
         return None
+    if quota.left_hours > 0:
+        return _nearly_used_up(need, view, quota, now)
     if quota.resets_at is not None and quota.resets_at > now:
         until = quota.resets_at
         return Rejection(view.name, "quota_exhausted", f"its quota is used up until {when(until)}", until)
     return Rejection(view.name, "quota_exhausted", "its quota is used up", now + RECHECK_SECONDS)
+
+
+def _nearly_used_up(need: Need, view: ProviderView, quota: Quota, now: float) -> Rejection | None:
+    """What would be handed over at once is not sent there."""
+    hands_over = view.resume and need.checkpoints and not need.interactive
+    left, resets = quota.left_hours, quota.resets_at
+    if not hands_over or not quota_ends_first(left, need.hours, view.running + 1, now, resets):
+        return None
+    said = f"{left * 60:.0f} minutes of its quota are left, about {need.hours:g} h are needed"
+    until = resets if resets is not None and resets > now else now + RECHECK_SECONDS
+    return Rejection(view.name, "quota_exhausted", said, until)
 
 
 def _no_such_gpu(need: Need, view: ProviderView, _now: float) -> Rejection | None:
