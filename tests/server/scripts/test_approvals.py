@@ -291,6 +291,17 @@ def test_c5_nobodys_answer_denies_after_a_day(team):
     assert team.post(f"/v1/approvals/{question}/answer", {"answer": "approved"}).status_code == 409
 
 
+def test_c5_what_nobody_answered_in_time_is_not_answered_later_although_nobody_denied_it_yet(team):
+    job, question = asked(team)
+    team.clock.now += 24 * 3600
+    for answer in ("approved", "denied"):
+        late = team.post(f"/v1/approvals/{question}/answer", {"answer": answer})
+        assert (late.status_code, late.json()["code"]) == (409, "INVALID_TRANSITION")
+    assert state(team, job)["approval_id"] == question
+    assert approving.expire(team.services.database, team.clock()) == 1
+    assert state(team, job)["state"] == "denied"
+
+
 def test_a_cancelled_Job_takes_its_question_back(team):
     job, question = asked(team)
     team.post(f"/v1/scripts/{job['id']}/cancel")
