@@ -59,6 +59,12 @@ def test_the_first_client_starts_a_server_and_later_ones_use_it(home: Home):
     assert not embedded.stop(home)
 
 
+def test_folders_that_are_made_on_the_way_to_a_private_one_are_private_too(home: Home):
+    private_folder(home.data / "packed")  # by packing, before there is a server
+    assert stat.S_IMODE(home.data.stat().st_mode) == 0o700
+    assert private_folder(home.data) == home.data
+
+
 def test_variables_that_came_too_late_for_the_running_server_are_named(home: Home):
     with Client():
         server = embedded.find(home)

@@ -65,10 +65,15 @@ def find_home(environ: Mapping[str, str] | None = None) -> Home:
 
 
 def private_folder(path: Path) -> Path:
-    """Create ``path`` for its owner only; refuses one that others may enter or that is not ours."""
+    """Create ``path`` for its owner only; refuses one that others may enter or that is not ours.
+
+    Folders above it that are not there yet are made alike, for the next one may be of ours.
+    """
     try:
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in [*reversed(path.parents), path]:
+            if not folder.exists():
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir(mode=0o700)
         info = path.stat(follow_symlinks=False)
     except OSError as error:
         raise ConfigurationError(
