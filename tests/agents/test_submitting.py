@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.agent_jobs import GOES_ON, SHOW, cancelled, ended, fetched
+from support.agent_jobs import GOES_ON, SHOW, cancelled, ended, fetched, notes
 from support.agents import GPU, Agent
 from support.projects import write
 from support.waiting import wait_until
@@ -40,6 +40,7 @@ def test_G4_G38_G45_G47_G53_G82_a_quick_test_runs_here_and_its_outputs_come_back
     words = [event["to"] for event in found["events"] if event["kind"] == "transition"]
     assert words == ["queued", "routing", "provisioning", "running", "done"]
     assert found["guidance"]["route"]
+    assert "gpu_mismatch" not in notes(found), "a simulated GPU is no other than was promised"
     log = agent.call("gpu_logs", ref=short)
     assert log["lines"][-1] == "shown"
     again = agent.call("gpu_logs", ref=short, since=log["next_since"])
