@@ -9,6 +9,8 @@ import pytest
 
 from support.cloud import LocalScripts
 from support.databases import on_one_kind
+from support.hub import Hub, serving
+from trainshed.model.scripts.spec import DataItem
 from trainshed.model.scripts.wire import hidden
 
 pytestmark = on_one_kind
@@ -79,3 +81,19 @@ def test_G44_a_program_that_fails_says_so_with_its_own_exit_code(real):
     assert (tale.look.trial.exit_code, tale.look.script.failure_kind) == (7, "user_error")
     assert "no" in real.log(job)
     assert real.delivered(job) == {}, "its folder is there, and empty"
+
+
+def test_G57_packed_data_and_a_dataset_of_the_hub_lie_side_by_side(real):
+    show = b"""
+import gpu, pathlib
+top = pathlib.Path(gpu.data_dir())
+read = [(top / path).read_text() for path in ("set/x", "hub/a.txt")]
+print("found", sorted(path.name for path in top.iterdir()), *read)
+"""
+    with serving(Hub({"a.txt": b"of the hub"})) as hub:
+        data = (real.dataset("set", {"x": b"packed"}), DataItem("hub", uri="hf://datasets/owner/set"))
+        env = {"HF_ENDPOINT": hub.url}
+        job = pack(real, bundle=real.bundle({"train.py": show}), data=data, env=env)
+        tale = real.rest(job)
+    assert tale.words[-1] == "done", real.log(job)
+    assert "found ['hub', 'set'] packed of the hub" in real.log(job)
