@@ -43,6 +43,13 @@ class Kernel:
     files: dict[str, bytes] = field(default_factory=dict)
     listed: bool = True
     versions: int = 1
+    earlier: list[Session] = field(default_factory=list)
+    """Sessions of its earlier versions, which run on beside the newest."""
+
+    def kill(self) -> None:
+        """End the sessions of all versions."""
+        for session in (*self.earlier, self.session):
+            session.kill()
 
 
 @dataclass
@@ -94,6 +101,8 @@ class Kaggle:
     lock: threading.RLock = field(default_factory=threading.RLock)
     changed: threading.Condition = field(default_factory=threading.Condition)
     """Notified when a session ends."""
+    _ending: list[threading.Thread] = field(default_factory=list)
+    """Each ends the sessions of one kernel that was deleted."""
 
     @property
     def writes(self) -> int:
@@ -125,7 +134,9 @@ class Kaggle:
 
     def close(self) -> None:
         for kernel in list(self.kernels.values()):
-            kernel.session.kill()
+            kernel.kill()
+        for ending in self._ending:
+            ending.join()
 
     # Calls
 
@@ -209,9 +220,11 @@ class Kaggle:
             for ref in body["datasetDataSources"]
             if self.datasets.get(ref.partition("/")[2], {"polls": 1})["polls"] > 0
         ]
-        versions = self.kernels[slug].versions + 1 if slug in self.kernels else 1
+        before = self.kernels.get(slug)
+        versions = before.versions + 1 if before else 1
+        earlier = [*before.earlier, before.session] if before else []
         root = self.root / "sessions" / f"{slug}-{versions}"
-        kernel = Kernel(slug, body, Session(root, []), versions=versions)
+        kernel = Kernel(slug, body, Session(root, []), versions=versions, earlier=earlier)
         self.kernels[slug] = kernel
         self.started.append(slug)
         if not self.hold:
@@ -265,7 +278,9 @@ class Kaggle:
         kernel = self.kernels.pop(body["kernelSlug"], None)
         if kernel is None:
             return 404, {"code": 404, "message": "Not found"}
-        threading.Thread(target=kernel.session.kill, daemon=True).start()
+        # Its end takes the lock that this call holds.
+        self._ending.append(threading.Thread(target=kernel.kill, daemon=True))
+        self._ending[-1].start()
         return 200, {}
 
     # Sessions
