@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainshed.cli.gpu_common import ENDED, JOB, source_of, told
+from trainshed.cli.gpu_common import ASKS, ENDED, JOB, SETTLE_SECONDS, source_of, told
 from trainshed.cli.output import Sentence
 from trainshed.cli.session import Session, json_option
 
@@ -77,10 +78,21 @@ def _answer(session: Session, ref: str, *, approve_it: bool, reason: str | None)
             raise _nothing_asked(job)
         code = _confirmed(session, client, job) if approve_it else None
         answered = client.approvals.answer(number, approve=approve_it, code=code, note=reason).raw
-        job = client.scripts.get(ref).job.raw
+        job = _moved_on(client, job)
     word = "approved" if approve_it else "denied"
     document = told(job, approval=answered)
     session.show(document, Sentence(lambda _: f"{job['short_id']} is {word}: {job['state']} now"))
+
+
+def _moved_on(client: Client, asking: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The Job once the controller took the answer, or as it is when that takes long."""
+    until = time.monotonic() + SETTLE_SECONDS
+    job = client.scripts.get(asking["short_id"]).job.raw
+    # An answered question is gone at once; another one is a new state of affairs.
+    answered = (None, asking["approval_id"])
+    while job["state"] == ASKS and job["approval_id"] in answered and (left := until - time.monotonic()) > 0:
+        job = client.scripts.get(asking["short_id"], wait_s=left, version=job["version"]).job.raw
+    return job
 
 
 def _refuse_agents() -> None:

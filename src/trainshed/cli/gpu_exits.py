@@ -63,6 +63,11 @@ def code_of(error: TrainshedError, *, submitting: bool = False) -> str:
     return told(error, submitting=submitting).code
 
 
+def may_be_submitted(error: TrainshedError) -> bool:
+    """Whether a submission that ended so may have made a Job all the same."""
+    return code_of(error, submitting=True) in {"submit_uncertain", "internal"}
+
+
 def exit_for(error: TrainshedError) -> GpuExit:
     """The exit status for an error that ended a command."""
     from trainshed.sdk.errors import LocalFileError  # noqa: PLC0415 - not for `--help`

@@ -110,7 +110,8 @@ class Session:
             began = f"with {name}={had}" if had else f"without {name}"
             self.warn(
                 f"{name}={os.environ[name]} has no effect: your server was started {began}. "
-                f"`{self.program} stop` ends it, and the next command starts it anew."
+                f"`{self.program}{' daemon' if self.program == 'gpu' else ''} stop` ends it, "
+                "and the next command starts it anew."
             )
 
     def nearest(self, wanted: str, known: Iterable[str]) -> None:
@@ -137,6 +138,10 @@ class Session:
             _tell(f"  did you mean {' or '.join(self.suggestions)}?")
         if error.hint:
             _tell(f"hint: {error.hint}")
+        if self.submitting:
+            from trainshed.cli.gpu_exits import may_be_submitted  # noqa: PLC0415 - see above
+
+            self.submitting = may_be_submitted(error)
         self.tell_what_goes_on()
 
     def tell_what_goes_on(self) -> None:

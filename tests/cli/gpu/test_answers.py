@@ -43,6 +43,7 @@ def test_G30_a_person_approves_by_the_code_that_the_terminal_shows(gpu, asking, 
         seat.type(f"{code.lower()}\n")
         assert seat.status() == 0, seat.shown()
         assert f"{asking} is approved" in seat.shown()
+        assert f"{asking} is approved: awaiting_approval" not in seat.shown(), "it moved on"
     job = ended(gpu, asking)
     assert (job["state"], bool(job["approved_by"])) == ("done", True)
 

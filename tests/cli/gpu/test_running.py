@@ -181,6 +181,9 @@ def test_an_unknown_provider_ends_with_4_and_no_server_with_3(gpu, new_project):
     folder = new_project()
     ran = gpu("run", "-p", "kagle", "train.py", "--json", folder=folder)
     assert (ran.status, ran.error["code"]) == (4, "provider_not_found")
+    ran = gpu("run", "-p", "kagle", "train.py", folder=folder)
+    assert "there is no provider `kagle`" in ran.err
+    assert "may have been submitted" not in ran.err, "a refusal leaves no doubt"
     ran = gpu("run", "train.py", "--json", folder=folder, env={"TRAINSHED_URL": "http://127.0.0.1:9"})
     assert (ran.status, ran.error["code"]) == (3, "daemon_unavailable")
 
