@@ -35,7 +35,7 @@ class JobRef(click.ParamType[str]):
         text = str(value).strip()
         digits = bool(text) and len(text) <= _MOST_DIGITS and set(text) <= _DIGITS
         if not digits and not text.startswith(("job_", "trial_")):
-            self.fail(f"{text[:40]!r} is none: give 1 to 12 hexadecimal digits", param, ctx)
+            self.fail(f"{text[:40]!r} names no Job: give 1 to 12 hexadecimal digits", param, ctx)
         return text.lower() if digits else text
 
 

@@ -107,7 +107,7 @@ def _server(session: Session) -> list[Check]:
             f"provider {name}",
             MISSING,
             f"not at this server; needs {NEEDS[name]}",
-            "Enable it at the server.",
+            "Name it in `providers.use` of the settings that the server reads (TRAINSHED_CONFIG).",
         )
         for name in unknown
     ]

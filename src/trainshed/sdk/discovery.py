@@ -83,8 +83,8 @@ def find_connection(
         return Connection(normalise_url(named), key, project, "ENVLOOP_BASE_URL")
     if login := load_login(home):
         return Connection(login.url, own_key or login.api_key, project or login.project, "login")
-    start = start and environ.get("TRAINSHED_NO_AUTOSTART") != "1"
-    return _embedded(home, own_key, project, start=start, on_start=on_start)
+    may_start = environ.get("TRAINSHED_NO_AUTOSTART") != "1"
+    return _embedded(home, own_key, project, start=start, may_start=may_start, on_start=on_start)
 
 
 def normalise_url(text: str) -> str:
@@ -150,15 +150,18 @@ def _embedded(
     project: str | None,
     *,
     start: bool,
+    may_start: bool,
     on_start: Callable[[], None] | None,
 ) -> Connection:
     from trainshed.sdk import embedded  # noqa: PLC0415 - not where an address is given
 
-    server = embedded.ensure(home, on_start) if start else embedded.find(home)
+    server = embedded.ensure(home, on_start) if start and may_start else embedded.find(home)
     if server is None:
         raise ConfigurationError(
             "no server is named, no login is saved and no embedded server runs",
-            hint="Set TRAINSHED_URL, run `trainshed login URL`, or unset TRAINSHED_NO_AUTOSTART.",
+            hint="`gpu daemon start` starts one of your own, and so does any command that needs it."
+            if may_start
+            else "Set TRAINSHED_URL, run `trainshed login URL`, or unset TRAINSHED_NO_AUTOSTART.",
         )
     return Connection(server.url, key or embedded.owner_key(home), project, "embedded")
 

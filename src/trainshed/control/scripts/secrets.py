@@ -70,9 +70,9 @@ def _refuse_agent(caller: Caller) -> None:
 def _check(name: str, value: object) -> None:
     if not SECRET_NAME.fullmatch(name) or len(name) > 128:  # noqa: PLR2004 - longer than any variable's name
         said = "a name has letters, digits and `_`, no digit first, 128 characters at most"
-        raise Refusal.of("INVALID_REQUEST", said, path="name")
+        raise Refusal.of("INVALID_REQUEST", said, path="name", hint="Choose another name, such as HF_TOKEN.")
     if (why := reserved(name)) is not None:
-        raise Refusal.of("INVALID_REQUEST", why, path="name")
+        raise Refusal.of("INVALID_REQUEST", why, path="name", hint="Choose another name.")
     if not isinstance(value, str) or not value or "\0" in value or len(value) > MAX_CHARS:
         said = f"`value` must be text of 1 to {MAX_CHARS} characters without NUL"
         raise Refusal.of("INVALID_REQUEST", said, path="value")

@@ -297,14 +297,18 @@ def _selection_warnings(selection: Selection, tree: PackedTree) -> list[str]:
     if count := len(selection.credentials):
         found.append(f"{count} credential-looking file{' never ships' if count == 1 else 's never ship'}")
     if selection.untracked:
-        found.append(_named("ship although git does not track them", selection.untracked))
+        ships = "ships although git does not track it"
+        they_ship = "ship although git does not track them"
+        found.append(_named(ships if len(selection.untracked) == 1 else they_ship, selection.untracked))
     if not selection.project.in_git:
         found.append(
             "the folder is in no git repository, so all of it ships but caches, virtualenvs and outputs "
             "(`git init` and `.gitignore` decide exactly)"
         )
     if tree.notes.unnamed:
-        found.append(_named("do not ship, because of their names", [path for path, _ in tree.notes.unnamed]))
+        unnamed = [path for path, _ in tree.notes.unnamed]
+        one = "does not ship, because of its name"
+        found.append(_named(one if len(unnamed) == 1 else "do not ship, because of their names", unnamed))
     return found + _skipped_warnings(selection.skipped)
 
 
