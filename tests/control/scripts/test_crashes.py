@@ -9,9 +9,13 @@ import pytest
 
 from support.cloud import CloudDeployment, Tale, runs
 from support.databases import on_one_kind
-from support.deployment import crashing_at
+from support.deployment import Crash, crashing_at, person
+from support.scripts import document
 from trainshed.control.crashpoints import Point
+from trainshed.control.scripts.accept import ScriptAcceptance
+from trainshed.control.scripts.callers import Caller
 from trainshed.engines.providers.fake import Save
+from trainshed.store import possession
 
 P = Point
 HOUR = 3600.0
@@ -108,6 +112,28 @@ def test_the_stories_pass_every_point_of_script_jobs():
     assert set().union(*(story.points for story in STORIES.values())) == declared
 
 
+_K6 = {
+    "after_place_commit": P.SCRIPT_ROUTE_AFTER_COMMIT,
+    "after_submit_return": P.SCRIPT_AFTER_SUBMIT,
+    "after_running": P.SCRIPT_WATCH_AFTER_COMMIT,
+    "mid_checkpoint": P.SCRIPT_MID_CHECKPOINT,
+    "before_fetch": P.SCRIPT_BEFORE_FETCH,
+    "after_fetch": P.SCRIPT_AFTER_FETCH,
+    "during_cancel": P.SCRIPT_AFTER_CANCEL,
+    "during_bundle": P.SCRIPT_AFTER_BUNDLE,
+    "during_data_upload": P.SCRIPT_AFTER_DATA,
+    "after_overrun_stop": P.SCRIPT_AFTER_OVERRUN_STOP,
+    "after_approve": P.SCRIPT_AFTER_APPROVE,
+}
+"""Points that the contract names, but for ``after_job_commit``, which Jobs of all kinds have."""
+
+
+def test_k6_every_point_that_the_contract_names_is_passed_by_a_story():
+    passed = set().union(*(story.points for story in STORIES.values()))
+    assert set(_K6.values()) <= passed
+    assert {point.removeprefix("script.") for point in _K6.values()} == set(_K6)
+
+
 @on_one_kind
 @pytest.mark.parametrize(
     ("name", "point"), [(name, point) for name, story in STORIES.items() for point in sorted(story.points)]
@@ -131,3 +157,23 @@ def test_k6_after_a_crash_there_is_one_run_and_the_expected_end(cloud, name, poi
         assert tale.reasons.count("hours_exceeded") == 1
     elif story.word == "done" and tale.checkpoints:
         assert [each.step for each in tale.checkpoints] == [3], "taken in once"
+
+
+@on_one_kind
+def test_k6_after_job_commit_the_same_request_answers_the_job_that_there_is(cloud):
+    d = cloud()
+    bundle = d.bundle()
+    door = ScriptAcceptance(d.database, d.blobs, lambda: d.clouds, d.now, d.ids)
+    with d.database.read() as connection:
+        names = connection.exec_driver_sql("SELECT sha256 FROM blobs").scalars().all()
+    d.database.write(lambda c: possession.prove(c, "default", names))
+    packed = {"manifest_sha256": bundle.manifest_sha256, "files": bundle.files, "bytes": bundle.bytes}
+    body = {"type": "train", "spec": document(packed), "request_id": "again"}
+    with crashing_at(P.ACCEPT_AFTER_COMMIT), pytest.raises(Crash):
+        door.accept(Caller(person()), body)
+    assert not door.accept(Caller(person()), body).submitted
+    d.cloud.course = runs(60.0)
+    with d.database.read() as connection:
+        [job] = connection.exec_driver_sql("SELECT trial_id FROM scripts").scalars()
+    assert d.rest(job).word == "done"
+    assert len(d.cloud.runs) == 1
