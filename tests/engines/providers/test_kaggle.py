@@ -95,6 +95,13 @@ def test_a_name_that_is_there_already_gets_no_second_session(harness):
     assert harness.provider.lookup_by_key("gpu-twice-1") is None
 
 
+def test_rule_10_an_answer_without_an_end_is_not_waited_for(harness, monkeypatch):
+    monkeypatch.setattr("trainshed.engines.providers.kaggle.wire._MOST_BYTES", 1000)
+    harness.there.faults["GetKernelSessionStatus"].append(Fault(200, b'"' + b"x" * 5000 + b'"'))
+    with pytest.raises(Unavailable, match="no end"):
+        harness.provider.status(Run(f"{USER}/gpu-x-1/1"))
+
+
 HTML = Fault(200, b"<html>Sign in</html>", {"Content-Type": "text/html"})
 
 

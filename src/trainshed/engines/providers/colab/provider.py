@@ -70,7 +70,9 @@ CAPABILITIES = Capabilities(
 STOPS_HARD_SECONDS = 240.0
 """A run that was told to end and did not is ended with its session after so long."""
 _TOP = "/content"
-_CALL, _MOVE, _NEW = 40.0, 250.0, 180.0
+_CALL, _CELL_CALL, _FETCH = 20.0, 40.0, 900.0
+_SUBMIT = 280.0
+"""Seconds that one call of the program may take, and all of a submission."""
 _CELL_SECONDS = 15
 """The cell is not waited for longer; it goes on."""
 _LOOKS = 3
@@ -123,7 +125,7 @@ class ColabProvider:
 
     def submit(self, submission: Submission) -> Run:
         """A session of that name, its input, and the cell; each only where it is not there yet."""
-        key = submission.key
+        key, until = submission.key, self._clock() + _SUBMIT
         if not _KEY.fullmatch(key):
             raise InvalidJob("its key is no name for a session")
         if submission.data:
@@ -139,11 +141,11 @@ class ColabProvider:
             if shape is None:
                 raise InvalidJob(f"Colab offers no {submission.gpu.type}")
         if self._session(key) is None:
-            self._new(key, shape)
+            self._new(key, shape, until)
         elif self._is_started(key):
             return Run(key)
         try:
-            self._send(submission)
+            self._send(submission, until)
         except ProviderError:
             with suppress(ProviderError):
                 self._colab("stop", "-s", key, seconds=_CALL)
@@ -158,9 +160,9 @@ class ColabProvider:
     def stage_data(self, manifest_sha256: str, folder: Path, *, single_file: str | None) -> str:  # noqa: ARG002 - as its capabilities say
         raise InvalidJob("Colab keeps no datasets")
 
-    def _new(self, key: str, shape: str | None) -> None:
+    def _new(self, key: str, shape: str | None, until: float) -> None:
         gpu = [] if shape is None else ["--gpu", shape]
-        said = self._colab("new", "-s", key, *gpu, seconds=_NEW)
+        said = self._colab("new", "-s", key, *gpu, seconds=self._left(until))
         if "Session READY" in said.text:
             return
         if "Allocation refused" in said.text:
@@ -169,7 +171,7 @@ class ColabProvider:
             raise InvalidJob(f"Colab does not give this account a {shape}")
         raise Unavailable("Colab gave no session, and did not say why")
 
-    def _send(self, submission: Submission) -> None:
+    def _send(self, submission: Submission, until: float) -> None:
         key = submission.key
         with self._scratch() as scratch:
             shipped = {"bundle": submission.archive()}
@@ -181,7 +183,9 @@ class ColabProvider:
                 half, pad = masked(submission.secrets)
                 shipped["hidden"] = scratch / "hidden"
                 shipped["hidden"].write_bytes(half)
-            inputs = {name: self._send_file(key, name, path, scratch) for name, path in shipped.items()}
+            inputs = {
+                name: self._send_file(key, name, path, scratch, until) for name, path in shipped.items()
+            }
             seconds = submission.timeout_seconds
             text = start_text(
                 {
@@ -200,9 +204,9 @@ class ColabProvider:
             )
             program = scratch / "start.py"
             program.write_text(text, encoding="utf-8")
-            self._upload(key, program, f"{key}-start.py")
+            self._upload(key, program, f"{key}-start.py", self._left(until))
 
-    def _send_file(self, key: str, name: str, path: Path, scratch: Path) -> dict[str, Any]:
+    def _send_file(self, key: str, name: str, path: Path, scratch: Path, until: float) -> dict[str, Any]:
         """In parts, for each is one request; where it is found."""
         size = int(FACTS.more["upload_part_mb"]) << 20
         parts: list[str] = []
@@ -211,7 +215,7 @@ class ColabProvider:
                 part = scratch / "part"
                 part.write_bytes(block)
                 parts.append(f"{_TOP}/{key}-{name}.{len(parts)}")
-                self._upload(key, part, parts[-1].removeprefix(f"{_TOP}/"))
+                self._upload(key, part, parts[-1].removeprefix(f"{_TOP}/"), self._left(until))
         whole = f"{_TOP}/{key}-{name}{SUFFIX}"
         return {"parts": parts, "whole": whole, "file": whole, "sha256": sha256_of(path)}
 
@@ -222,7 +226,7 @@ class ColabProvider:
             # That it is not done in time is what is expected of it, and any other answer says nothing either.
             with suppress(Unavailable):
                 self._colab(
-                    "exec", "-s", key, "-f", str(cell), "--timeout", str(_CELL_SECONDS), seconds=_CALL
+                    "exec", "-s", key, "-f", str(cell), "--timeout", str(_CELL_SECONDS), seconds=_CELL_CALL
                 )
         for _ in range(_LOOKS):
             if self._is_started(key):
@@ -271,7 +275,7 @@ class ColabProvider:
         return landing.fetched()
 
     def _fetch_all(self, key: str, landing: Landing, packed: Path) -> None:
-        if not self._download(key, f"{key}-out/{_PACK}", packed):
+        if not self._download(key, f"{key}-out/{_PACK}", packed, _FETCH):
             raise Unavailable("Colab does not have what it wrote")
         with tarfile.open(packed) as archive:
             for member in archive:
@@ -310,7 +314,7 @@ class ColabProvider:
                 yield path
 
     def _land(self, key: str, path: str, landing: Landing) -> None:
-        data = self._read(key, path)
+        data = self._read(key, path, _FETCH)
         place = landing.place(path.removeprefix(f"{key}-out/"))
         if data is not None and place is not None:
             landing.write(place, iter([data]))
@@ -415,22 +419,22 @@ class ColabProvider:
     def _say(self, key: str, name: str) -> None:
         with self._scratch() as scratch:
             (scratch / "said").write_text(f"{self._clock():.0f}\n", encoding="ascii")
-            self._upload(key, scratch / "said", name)
+            self._upload(key, scratch / "said", name, _CALL)
 
-    def _read(self, key: str, path: str) -> bytes | None:
+    def _read(self, key: str, path: str, seconds: float = _CALL) -> bytes | None:
         with self._scratch() as scratch:
             target = scratch / "file"
-            return target.read_bytes() if self._download(key, path, target) else None
+            return target.read_bytes() if self._download(key, path, target, seconds) else None
 
-    def _download(self, key: str, path: str, target: Path) -> bool:
+    def _download(self, key: str, path: str, target: Path, seconds: float) -> bool:
         """Whether the file is there."""
-        said = self._colab("download", "-s", key, f"{_TOP}/{path}", str(target), seconds=_MOVE)
+        said = self._colab("download", "-s", key, f"{_TOP}/{path}", str(target), seconds=seconds)
         if said.code == 0 and target.exists():
             return True
         return self._absent(said)
 
-    def _upload(self, key: str, source: Path, path: str) -> None:
-        said = self._colab("upload", "-s", key, str(source), f"{_TOP}/{path}", seconds=_MOVE)
+    def _upload(self, key: str, source: Path, path: str, seconds: float) -> None:
+        said = self._colab("upload", "-s", key, str(source), f"{_TOP}/{path}", seconds=seconds)
         if said.code != 0 or "Uploaded" not in said.text:
             raise Unavailable("Colab did not take a file")
 
@@ -441,6 +445,12 @@ class ColabProvider:
             self._absent(said)
             return []
         return [line for line in said.text.splitlines() if line and not line.startswith("[colab]")]
+
+    def _left(self, until: float) -> float:
+        left = until - self._clock()
+        if left <= 0:
+            raise Unavailable("Colab takes too long to be given its files")
+        return left
 
     @staticmethod
     def _absent(said: Said) -> bool:

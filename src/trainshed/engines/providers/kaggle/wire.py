@@ -10,6 +10,7 @@ from __future__ import annotations
 import email.utils
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from trainshed.engines.providers.kaggle.credentials import LOG_IN, Login
 
 URL = "https://api.kaggle.com"
 _CONNECT, _CALL, _TRANSFER = 10.0, 25.0, 120.0
+_WHOLE, _MOST_BYTES = 30.0, 64 << 20
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _SERVER_FAULTS = 500
 _RESUMES = 5
@@ -69,13 +71,16 @@ class Wire:
         """One call; what it answers."""
         login = self.login()
         try:
-            with self._client(self._url, _CALL) as client:
-                answer = client.post(
-                    f"{self._url}/v1/{service}/{method}", json=dict(body), **_authority(login)
-                )
+            with (
+                self._client(self._url, _CALL) as client,
+                client.stream(
+                    "POST", f"{self._url}/v1/{service}/{method}", json=dict(body), **_authority(login)
+                ) as answer,
+            ):
+                data = _whole(answer, method)
         except httpx2.HTTPError as error:
             raise Unavailable(f"Kaggle does not answer {method}: {type(error).__name__}") from None
-        return self._document(answer, method, login)
+        return self._document(answer, data, method, login)
 
     @contextmanager
     def stream(self, path: str, params: Mapping[str, str], read_seconds: float) -> Iterator[httpx2.Response]:
@@ -90,8 +95,7 @@ class Wire:
                 ) as answer,
             ):
                 if answer.status_code != httpx2.codes.OK:
-                    answer.read()
-                    self._document(answer, "the log", login)
+                    self._document(answer, _whole(answer, "the log"), "the log", login)
                     raise Unavailable(f"Kaggle answers for the log with status {answer.status_code}")
                 yield answer
         except httpx2.ReadTimeout:
@@ -155,11 +159,11 @@ class Wire:
         found = re.fullmatch(r"bytes=0-(\d+)", answer.headers.get("Range", ""))
         return int(found[1]) + 1 if found else 0
 
-    def _document(self, answer: httpx2.Response, method: str, login: Login) -> dict[str, Any]:
+    def _document(self, answer: httpx2.Response, data: bytes, method: str, login: Login) -> dict[str, Any]:
         document: Any = None
         try:
-            document = answer.json()
-        except ValueError:
+            document = json.loads(data)
+        except (ValueError, RecursionError):
             if answer.is_success:
                 raise Unavailable(f"Kaggle answers {method} with something that is no JSON") from None
         fields = document if isinstance(document, dict) else {}
@@ -208,6 +212,16 @@ class Wire:
         elsewhere = urlsplit(url).hostname not in _LOOPBACK
         limit = httpx2.Timeout(seconds, connect=_CONNECT)
         return httpx2.Client(timeout=limit, trust_env=elsewhere, follow_redirects=follow_redirects)
+
+
+def _whole(answer: httpx2.Response, method: str) -> bytes:
+    """A body, which ends in time and is not large; each piece alone has a limit of its own."""
+    data, until = bytearray(), time.monotonic() + _WHOLE
+    for block in answer.iter_bytes():
+        data += block
+        if len(data) > _MOST_BYTES or time.monotonic() > until:
+            raise Unavailable(f"Kaggle's answer to {method} has no end")
+    return bytes(data)
 
 
 def _authority(login: Login, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
