@@ -27,7 +27,7 @@ _ELSEWHERE = [  # these need starts that fail and logs that are old: tests/contr
     Point.UNSTARTED_AFTER_COMMIT,
     Point.RETIRE_AFTER_ENGINE,
     Point.RETIRE_AFTER_COMMIT,
-    *(point for point in Point if point.startswith(("garbage.", "prepare.", "gang."))),
+    *(point for point in Point if point.startswith(("garbage.", "prepare.", "gang.", "script."))),
 ]
 _RUNNING = [point for point in Point if point not in {*_STOPPING, *_ELSEWHERE}]
 
