@@ -48,8 +48,8 @@ def cancel(session: Session, *, ref: str) -> None:
 def approve(session: Session, *, ref: str, reason: str | None) -> None:
     """Let a Job run that asks for a person.
 
-    For people only: a code is shown on this terminal and has to be typed. It is refused where an agent runs
-    this program or no terminal is there.
+    A Job of any kind. For people only: a code is shown on this terminal and has to be typed. It is refused
+    where an agent runs this program or no terminal is there.
     """
     _answer(session, ref, approve_it=True, reason=reason)
 
@@ -62,7 +62,7 @@ def approve(session: Session, *, ref: str, reason: str | None) -> None:
 def deny(session: Session, *, ref: str, reason: str | None) -> None:
     """Refuse a Job that asks for a person.
 
-    For people only; what it saved is kept.
+    A Job of any kind. For people only; what it saved is kept.
     """
     _answer(session, ref, approve_it=False, reason=reason)
 
@@ -72,16 +72,37 @@ def _answer(session: Session, ref: str, *, approve_it: bool, reason: str | None)
     if approve_it:
         _refuse_without_terminal()
     with session.client() as client:
-        job = client.scripts.get(ref).job.raw
+        job = _asking(client, ref)
         number = job["approval_id"]
         if number is None:
             raise _nothing_asked(job)
         code = _confirmed(session, client, job) if approve_it else None
         answered = client.approvals.answer(number, approve=approve_it, code=code, note=reason).raw
-        job = _moved_on(client, job)
-    word = "approved" if approve_it else "denied"
-    document = told(job, approval=answered)
-    session.show(document, Sentence(lambda _: f"{job['short_id']} is {word}: {job['state']} now"))
+        packed = "state" in job
+        job = _moved_on(client, job) if packed else job
+    said = f"{job['short_id']} is {'approved' if approve_it else 'denied'}"
+    if packed:
+        said += f": {job['state']} now"
+    session.show(told(job, approval=answered) if packed else answered, Sentence(lambda _: said))
+
+
+def _asking(client: Client, ref: str) -> Mapping[str, Any]:
+    """The Job that asks. One of another kind has no ``state`` here: only what its question says."""
+    from trainshed.sdk.errors import Conflict, NotFound  # noqa: PLC0415 - not for `--help`
+
+    try:
+        return client.scripts.get(ref).job.raw
+    except NotFound:
+        asked = client.approvals.list(only_open=True, job=ref).items
+    if not asked:
+        client.jobs.get(ref)  # an id that nobody has is no Job that asks nothing
+        raise Conflict(409, "INVALID_TRANSITION", f"{ref} asks nothing")
+    question = asked[0]
+    return {
+        "short_id": question["short_id"] or ref,
+        "approval_id": question["id"],
+        "approval_reason": question["reason"],
+    }
 
 
 def _moved_on(client: Client, asking: Mapping[str, Any]) -> Mapping[str, Any]:

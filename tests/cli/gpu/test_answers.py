@@ -103,3 +103,29 @@ def test_what_asks_comes_first_everywhere(gpu, asking):
     assert told["told"] == told["guidance"]["tell_user"]
     ran = gpu("logs", asking, "--json")
     assert json.loads(ran.out) == {"eof": False, "state": "awaiting_approval"}
+
+
+def at_terminal(gpu, folder, *words):
+    with Seat(folder, list(words), gpu.environment) as seat:
+        assert seat.status() == 0, seat.shown()
+        return seat.shown()
+
+
+def test_P13_a_job_of_another_kind_is_answered_by_the_same_commands(gpu, gpu_server, tmp_path):
+    at_terminal(gpu, tmp_path / "set", "policy", "set", "max_gpu_hours=0.5")
+    try:
+        resources = {"gpu_type": "H100", "gpus": 1}
+        spec = {"runner": "envloop/bash@main", "command": "true", "resources": resources}
+        first, second = (gpu_server.submit({"request_id": f"costly-{n}", "spec": spec}) for n in range(2))
+        with Seat(tmp_path / "yes", ["approve", first, "--reason", "fine"], gpu.environment) as seat:
+            seat.until("Code:")
+            assert "up to 1 GPU-hours" in seat.until("type this code: ")
+            seat.type(wait_until(lambda: CODE.search(seat.shown()), 60, "the code")[1] + "\n")
+            assert seat.status() == 0, seat.shown()
+            assert "is approved" in seat.shown()
+        answered = gpu.json("deny", second, "--reason", "too much")
+        assert (answered["answer"], answered["job_id"], answered["note"]) == ("denied", second, "too much")
+        assert gpu_server.wait_for_job(first)["status"] == "completed"
+        assert gpu("deny", second, "--json").error["code"] == "invalid_transition"
+    finally:
+        at_terminal(gpu, tmp_path / "reset", "policy", "reset")
