@@ -115,6 +115,14 @@ def test_a_job_is_shown_with_runner_gpus_counts_and_a_short_request_id():
     assert views.short_request(job) == "cc305845…"
 
 
+def test_a_job_without_a_runner_shows_the_gpus_that_it_got():
+    asked_none = {"gpu_type": "", "gpus": 0}
+    trial = documents.trial(runner=None, resources=asked_none)
+    assert views.job_runner(documents.job(trials=[trial])) is None
+    assert views.job_gpus(documents.job(trials=[trial])) == "1xH100 simulated"
+    assert views.job_gpus(documents.job(trials=[{**trial, "gpu": None}])) is None
+
+
 def test_E62_a_trial_is_shown_with_the_image_that_runs_and_the_name_it_was_asked_for():
     resolved = "docker.io/library/ubuntu@sha256:" + "0" * 64
     named = {"requested": "ubuntu:22.04", "resolved": resolved, "digest": "sha256:" + "0" * 64}

@@ -175,17 +175,20 @@ def trial_counts(job: Document) -> str | None:
 
 def job_runner(job: Document) -> str | None:
     """The Runner of a Job's Trials; of several, the first and how many more."""
-    found = list(dict.fromkeys(_short_selector(trial) for trial in _trials(job)))
+    named = (_short_selector(trial) for trial in _trials(job))
+    found = [each for each in dict.fromkeys(named) if each is not None]
     return f"{found[0]} and {len(found) - 1} more" if len(found) > 1 else found[0] if found else None
 
 
 def job_gpus(job: Document) -> str | None:
-    """The GPUs of all Trials of a Job together."""
+    """The GPUs of all Trials of a Job together; of what asks for no number, those that it got."""
     wanted: Counter[str] = Counter()
     for trial in _trials(job):
-        given = trial.get("resources") or {}
-        label = " simulated" if pick(trial, "gpu.simulated") else ""
-        wanted[f"{given.get('gpu_type')}{label}"] += given.get("gpus") or 0
+        given, got = trial.get("resources") or {}, trial.get("gpu") or {}
+        label = " simulated" if got.get("simulated") else ""
+        kind = given.get("gpu_type") or got.get("model") or "GPU"
+        if number := given.get("gpus") or len(got.get("indices") or ()):
+            wanted[f"{kind}{label}"] += number
     return ", ".join(f"{number}x{kind}" for kind, number in wanted.items()) or None
 
 
@@ -207,8 +210,9 @@ def short_request(job: Document) -> str | None:
     return f"{match[1]}…" if match else given
 
 
-def _short_selector(trial: Document) -> str:
-    return _COMMIT.sub(r"@\1", str(pick(trial, "runner.selector")))
+def _short_selector(trial: Document) -> str | None:
+    selector = pick(trial, "runner.selector")
+    return None if selector is None else _COMMIT.sub(r"@\1", str(selector))
 
 
 JOBS = Table(
