@@ -83,6 +83,11 @@ def test_G32_G33_the_same_call_answers_the_same_job_until_that_has_ended(
     short = again["job"]["short_id"]
     assert (again["submitted"], again["duplicate_of"]) == (False, short)
     assert again["message"]
+    write(folder, {"later.txt": "not what runs"})
+    changed = agent.call("gpu_submit", **call)
+    assert (changed["submitted"], changed["duplicate_of"]) == (False, short)
+    assert changed["bundle"]["files"] == again["bundle"]["files"] + 1
+    assert "files have changed" in changed["bundle"]["warnings"][0]
     gate.touch()
     ended(agent, short)
     fresh = agent.call("gpu_submit", **call)
