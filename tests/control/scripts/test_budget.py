@@ -89,3 +89,18 @@ def test_P5_one_of_a_person_that_takes_longer_goes_on_from_its_checkpoint_with_a
     assert timeouts(d, job)[1] == pytest.approx(limit - (first.ended_at - first.started_at), abs=2.0)
     assert account(d).used == pytest.approx(first.ended_at - first.started_at, abs=1.0), "charged at once"
     assert account(d).reserved >= timeouts(d, job)[1] - 1
+
+
+def test_P5_an_agents_job_that_overruns_is_asked_about_before_its_end_and_reserves_again_after_a_yes(here):
+    d = here(10.0, run_seconds=4.0 * HOUR)
+    job = d.pack("agent", hours=0.5, provider="local")
+    tale = d.until(job, "awaiting_approval", pause=60.0)
+    assert "handoff" not in tale.reasons
+    assert tale.reasons[-2:] == ["hours_exceeded", "approval_required"]
+    [first] = timeouts(d, job)
+    assert first == round(0.75 * HOUR) + MARGIN
+    assert tale.attempts[0].ended_at - tale.attempts[0].started_at < first
+    assert account(d).reserved == 0, "one that asks holds nothing"
+    d.answer(job, "approved")
+    d.until(job, "running", pause=5.0)
+    assert timeouts(d, job) == [first, first]
