@@ -29,6 +29,7 @@ from trainshed.engines.providers.contract import (
 )
 from trainshed.engines.providers.kaggle import KaggleProvider
 from trainshed.engines.providers.kaggle.credentials import Login, find_login
+from trainshed.engines.providers.kaggle.values import hours, moment, word
 from trainshed.engines.providers.kaggle.wire import Wire
 
 
@@ -93,6 +94,22 @@ def test_a_name_that_is_there_already_gets_no_second_session(harness):
     with pytest.raises(RemoteNotFound):
         harness.provider.status(first)
     assert harness.provider.lookup_by_key("gpu-twice-1") is None
+
+
+@pytest.mark.parametrize(
+    "said", ["RUNNING", "running", "KERNEL_WORKER_STATUS_RUNNING", "kernelWorkerStatusRunning"]
+)
+def test_words_come_in_more_than_one_way(harness, said):
+    body = json.dumps({"status": said}).encode()
+    harness.there.faults["GetKernelSessionStatus"].append(Fault(200, body))
+    assert harness.provider.status(Run(f"{USER}/gpu-x-1/1")).phase is Phase.RUNNING
+
+
+def test_words_of_two_parts_and_moments_of_nine_digits():
+    assert word("cancelAcknowledged", ("CANCEL_ACKNOWLEDGED",), "") == "CANCEL_ACKNOWLEDGED"
+    assert word(None, ("READY",), "QUEUED") == "QUEUED"
+    assert moment("2099-01-03T00:00:00.123456789Z") == 4_071_081_600.123456
+    assert (moment("soon"), hours(None), hours("5400s"), hours("1.5s")) == (None, None, 1.5, 1.5 / 3600)
 
 
 def test_rule_10_an_answer_without_an_end_is_not_waited_for(harness, monkeypatch):

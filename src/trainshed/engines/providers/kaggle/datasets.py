@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainshed.engines.providers.contract import InvalidJob, RemoteNotFound, Unavailable
+from trainshed.engines.providers.kaggle.values import word
 from trainshed.engines.providers.kaggle.wire import Wire
 
 _SERVICE = "datasets.DatasetApiService"
-_READY = "READY"
+_READY, _BEGUN = "READY", "NOT_YET_PERSISTED"
 _GONE = frozenset({"FAILED", "DELETED"})
 _POLL_SECONDS = 3.0
 _LICENSE = "unknown"
@@ -34,8 +35,7 @@ class Datasets:
             said = self._wire.call(_SERVICE, "GetDatasetStatus", names)
         except RemoteNotFound:
             return None
-        # The first word of the list is what an answer leaves out.
-        return str(said.get("status") or "NOT_YET_PERSISTED").upper()
+        return word(said.get("status"), (_READY, *_GONE), _BEGUN)
 
     def have(self, slug: str, files: Callable[[], Sequence[Path]], seconds: float) -> bool:
         """See to it that a dataset is there and can be attached; whether it had to be sent.
@@ -57,7 +57,7 @@ class Datasets:
                 raise Unavailable(f"Kaggle could not take in the dataset {slug}")
             if state is not None:
                 self._pause(_POLL_SECONDS)
-            state = self.state(slug) or "NOT_YET_PERSISTED"
+            state = self.state(slug) or _BEGUN
         raise Unavailable(f"Kaggle is not done with the dataset {slug} yet")
 
     def named(self, begin: str) -> list[str]:

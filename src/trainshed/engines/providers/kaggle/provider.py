@@ -45,7 +45,7 @@ from trainshed.engines.providers.contract import (
 from trainshed.engines.providers.facts import all_facts
 from trainshed.engines.providers.kaggle.credentials import LOG_IN
 from trainshed.engines.providers.kaggle.datasets import Datasets
-from trainshed.engines.providers.kaggle.values import check_options, hours, moment
+from trainshed.engines.providers.kaggle.values import check_options, hours, moment, word
 from trainshed.engines.providers.kaggle.wire import Wire, events, stored_events
 from trainshed.engines.providers.lines import LineCount, Lines
 from trainshed.engines.providers.sending import (
@@ -255,17 +255,17 @@ class KaggleProvider:
 
     def status(self, run: Run) -> Status:
         said = self._wire.call(_SERVICE, "GetKernelSessionStatus", _names(run))
-        word = str(said.get("status") or "QUEUED").upper()
+        state = word(said.get("status"), (*_PHASES, "COMPLETE", "ERROR"), "QUEUED")
         message = " ".join(str(said.get("failureMessage") or "").split())[:300]
-        phase = _PHASES.get(word)
+        phase = _PHASES.get(state)
         if phase not in {Phase.PENDING, Phase.RUNNING}:
             self._heard.pop(run.ref, None)  # its last lines are there to be read
         if phase is not None:
             return Status(phase, message=message)
-        if word not in {"COMPLETE", "ERROR"}:
-            raise Unavailable(f"Kaggle says {word[:40]!r} of it, which means nothing to us")
+        if state not in {"COMPLETE", "ERROR"}:
+            raise Unavailable(f"Kaggle says {state[:40]!r} of it, which means nothing to us")
         record = self._record(run)
-        if record is None and word == "COMPLETE":
+        if record is None and state == "COMPLETE":
             # Its files are not listed yet, or never will be: what the runner said in the log tells.
             return Status(Phase.FAILED, message=message)
         return status_of(record, message=message)

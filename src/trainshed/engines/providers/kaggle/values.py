@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from trainshed.engines.providers.contract import InvalidJob
 
 _OPTIONS = {"internet": bool}
+
+
+def word(value: object, known: Collection[str], default: str) -> str:
+    """One of Kaggle's words, in capitals; it may come in camel case, or behind the name of its kind."""
+    if not value:
+        return default  # the first word of a kind is what an answer leaves out
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(value)[:100]).upper()
+    return next((each for each in known if text == each or text.endswith(f"_{each}")), text)
 
 
 def hours(value: object) -> float | None:
