@@ -174,7 +174,7 @@ class _Course:
 
 
 def _with_room_for_data(place: Place) -> Place:
-    """A data folder that can be added to: our own, with links to what is there, where the given one cannot."""
+    """A data folder that can be added to: where the given one cannot, our own with links to what is there."""
     if os.access(place.data, os.W_OK):
         return place
     own = place.state(DATA)
