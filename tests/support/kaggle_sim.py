@@ -3,7 +3,8 @@
 Kernels really run, as processes of this machine. The traps: an error with status 200, in the body; a page of
 HTML; a second version of a name that is there already, which runs too; datasets that take a while; a source
 of more than a megabyte; "permission denied" for what is not there; version numbers without their ``v``; files
-that are listed later than the session is called complete; a log that comes from its begin each time.
+that are listed later than the session is called complete; a log that comes from its begin each time. The
+package itself leaves out what is empty or its default.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ class Kaggle:
         )
         invalid = [
             ref
-            for ref in body["datasetDataSources"]
+            for ref in body.get("datasetDataSources", [])
             if self.datasets.get(ref.partition("/")[2], {"polls": 1})["polls"] > 0
         ]
         before = self.kernels.get(slug)
@@ -242,7 +243,7 @@ class Kaggle:
         kernel = self.kernels.get(body["kernelSlug"])
         if kernel is None or body["userName"] != USER:
             return 403, {"code": 403, "message": "Permission 'kernels.get' was denied"}
-        sources = kernel.request["datasetDataSources"]
+        sources = kernel.request.get("datasetDataSources", [])
         return 200, {"metadata": {"ref": f"{USER}/{kernel.slug}", "datasetDataSources": sources}}
 
     def _version(self, body: dict[str, Any]) -> Kernel | None:
@@ -290,13 +291,13 @@ class Kaggle:
         shutil.rmtree(root, ignore_errors=True)
         working = root / "kaggle" / "working"
         working.mkdir(parents=True)
-        for ref in kernel.request["datasetDataSources"]:
+        for ref in kernel.request.get("datasetDataSources", []):
             slug = ref.partition("/")[2]
             place = root / "kaggle" / "input" / "datasets" / USER / slug
             place.mkdir(parents=True)
             for name, data in self.datasets.get(slug, {"files": {}})["files"].items():
                 (place / name).write_bytes(data)
-        name, count = self.gpu if kernel.request["enableGpu"] else (None, 0)
+        name, count = self.gpu if kernel.request.get("enableGpu") else (None, 0)
         driver(root / "bin", name, count)
         text = kernel.request["text"]
         text = text.replace(*self.shorten) if self.shorten[0] else text
