@@ -113,6 +113,24 @@ def test_explain_names_the_include_pattern(gpu, fixed):
     assert out == "data/a.csv: ships: `include` has `data/*.csv`\n"
 
 
+def test_explain_says_what_travels_as_data(gpu, fixed, tmp_path):
+    def verdict(path, *data):
+        words = [word for each in data for word in ("--data", each)]
+        return json.loads(gpu("bundle", str(fixed), *words, "--explain", path, "--json")[1])
+
+    for path in ("data", "data/a.csv"):
+        found = verdict(path, "corpus=data")
+        assert (found["rule"], found["ships"]) == ("data", False)
+        assert found["why"] == "does not ship: it travels as data `corpus`, apart from the project"
+    write(tmp_path, {"far/b.csv": "1", "far/.env": "K=1"})
+    assert verdict(str(tmp_path / "far/b.csv"), str(tmp_path / "far"))["rule"] == "data"
+    assert verdict(str(tmp_path / "far/.env"), str(tmp_path / "far"))["rule"] == "outside"
+    both = verdict("tools", "tools")
+    assert (both["rule"], both["ships"]) == ("folder", True)
+    assert both["why"].endswith("; it travels as data `tools`, too")
+    assert verdict("x.log", "data")["rule"] == "ignored"
+
+
 def test_a_spec_that_cannot_be_ends_with_2_and_every_fault(gpu, place):
     write(place, {"gpu.yaml": "hours: 0\nfoo: 1\n"})
     status, out, err = gpu("bundle", str(place))

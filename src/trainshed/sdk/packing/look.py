@@ -16,6 +16,9 @@ from trainshed.sdk.packing.git import ignoring_rule
 from trainshed.sdk.packing.left_out import size
 from trainshed.sdk.packing.places import below
 
+_NEVER = frozenset({"credentials", "missing", "name"})
+"""What decides against a path as data, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -47,9 +50,29 @@ class Seen:
         return [{"path": path, "bytes": file.size} for path, file in told if path not in unnamed]
 
     def explain(self, path: str) -> dict[str, Any]:
-        """Whether ``path`` (relative to the project directory) ships, and the rule that decides."""
+        """Whether ``path`` (relative to the project directory) ships, and the rule that decides.
+
+        What is in a dataset of the Job has the rule ``data`` where it does not ship with the project, too.
+        """
+        place = os.path.normpath(os.path.join(self.asked.project.directory, path))
+        verdict = self._decided(path, place)
+        if verdict["rule"] in _NEVER or (mount := self._mount(place)) is None:
+            return verdict
+        if verdict["ships"]:
+            return {**verdict, "why": f"{verdict['why']}; it travels as data `{mount}`, too"}
+        return _verdict(path, "data", f"it travels as data `{mount}`, apart from the project")
+
+    def _mount(self, place: str) -> str | None:
+        """The dataset that a place of this machine belongs to."""
+        real = os.path.realpath(place)
+        for each in self.examined.data:
+            if each.place is None or (inside := below(real, each.place)) is None:
+                continue
+            return None if credential_rule(inside) else each.item.mount
+        return None
+
+    def _decided(self, path: str, place: str) -> dict[str, Any]:
         project, selection = self.asked.project, self.examined.selection
-        place = os.path.normpath(os.path.join(project.directory, path))
         inside = below(place, project.root)
         if inside is None:
             resolved = below(os.path.realpath(place), project.root)
