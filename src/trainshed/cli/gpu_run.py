@@ -108,6 +108,7 @@ def run(
         context.exit(_route(session, packed, source))
     with session.client() as client:
         _say_what_ships(session, packed)
+        _warn_of_unset_secrets(session, client, packed)
         packed.upload(client)
         session.submitting = True
         answer = client.scripts.submit(packed.spec, request_id=request_id, source=source).raw
@@ -241,6 +242,25 @@ def bundle_lines(bundle: Mapping[str, Any]) -> list[str]:
 def _say_what_ships(session: Session, packed: Packed) -> None:
     for line in bundle_lines(packed.summary):
         session.note(line)
+
+
+def _warn_of_unset_secrets(session: Session, client: Client, packed: Packed) -> None:
+    """Name secrets that the Job lists and nobody keeps: it would end failed, however long it waited."""
+    wanted = packed.script.secrets
+    if not wanted:
+        return
+    from trainshed.sdk.errors import ApiError  # noqa: PLC0415 - not for `--help`
+
+    try:
+        kept = {each["name"] for each in client.secrets.list().raw["items"]}
+    except ApiError:
+        # Who may submit need not be allowed to list secrets; the Job itself says what is missing.
+        return
+    for name in wanted:
+        if name not in kept:
+            session.warn(
+                f"no secret {name} is kept, without which the Job fails; `{session.gpu} secrets set {name}`"
+            )
 
 
 def _submitted(answer: Mapping[str, Any]) -> str:

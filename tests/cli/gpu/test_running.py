@@ -95,6 +95,17 @@ def test_a_script_that_fails_ends_with_10_and_its_exit_code(gpu, new_project):
     assert "failed with exit code 3" in ran.err
 
 
+def test_a_secret_that_nobody_keeps_is_told_before_the_submission(gpu, new_project):
+    folder = new_project({"gpu.yaml": "secrets: [KEPT_NAME, LACKED_NAME]\n"})
+    assert gpu("secrets", "set", "KEPT_NAME", "--stdin", stdin="value").status == 0
+    ran = gpu("run", "--smoke", "train.py", folder=folder)
+    assert gpu("secrets", "rm", "KEPT_NAME").status == 0
+    told, submitted = ran.err.index("no secret LACKED_NAME is kept"), ran.err.index(" is submitted")
+    assert told < submitted
+    assert "secret KEPT_NAME is" not in ran.err
+    assert ran.status == 10, "the Job ends failed, and says why"
+
+
 def test_what_nothing_fits_ends_with_12_in_both_doors(gpu, new_project):
     folder = new_project()
     assert gpu("route", "train.py", "--gpu", "NoSuch9000", folder=folder).status == 12
