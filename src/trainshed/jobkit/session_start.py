@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +39,14 @@ def place(text: str) -> str:
 
 
 def found(item: dict[str, Any]) -> str:
-    """The file that was sent."""
+    """The file that was sent; one that came in parts is put together."""
+    if "parts" in item:
+        whole = place(item["whole"])
+        with open(whole, "wb") as target:
+            for part in item["parts"]:
+                with open(place(part), "rb") as source:
+                    shutil.copyfileobj(source, target)
+        return whole
     for candidate in item["places"]:
         path = place(candidate)
         if os.path.isfile(path):
@@ -127,6 +135,7 @@ def run(settings: dict[str, Any], work: str, env: dict[str, str], began: float) 
             return (128 - code if code < 0 else code), "asked" if asked and not ended_by else ended_by
         except subprocess.TimeoutExpired:
             now = time.time()
+        heed(settings, work, asked, runner)
         if asked and force == float("inf"):
             force = now + GRACE_SECONDS
         if now >= until and not ended_by:
@@ -135,6 +144,27 @@ def run(settings: dict[str, Any], work: str, env: dict[str, str], began: float) 
             runner.terminate()
         if now >= force:
             runner.kill()
+
+
+def heed(settings: dict[str, Any], work: str, asked: list[int], runner: subprocess.Popen[bytes]) -> None:
+    """What is said to a run by files, where a provider has no other way."""
+    if not asked and "stop" in settings and os.path.exists(place(settings["stop"])):
+        asked.append(signal.SIGTERM)
+        runner.terminate()
+    if "ask" in settings and os.path.exists(place(settings["ask"])) and os.path.isdir(work + "/.gpu"):
+        with open(work + "/.gpu/checkpoint_requested", "w", encoding="utf-8"):
+            pass
+        os.remove(place(settings["ask"]))
+
+
+def pack(out: str, name: str) -> None:
+    """Everything that the run wrote, in one file."""
+    path = os.path.join(out, name)
+    with tarfile.open(path + ".part", "w") as archive:
+        for folder in ("outputs", "checkpoint_store"):
+            if os.path.isdir(os.path.join(out, folder)):
+                archive.add(os.path.join(out, folder), folder)
+    os.replace(path + ".part", path)
 
 
 def main() -> int:
@@ -150,6 +180,11 @@ def main() -> int:
     except (NotBegun, OSError, ValueError, tarfile.TarError) as problem:
         record["message"] = str(problem)
         print(f"gpu: the run cannot begin: {problem}", flush=True)  # noqa: T201 - as above
+    if settings.get("pack"):
+        try:
+            pack(out, settings["pack"])
+        except (OSError, tarfile.TarError) as problem:
+            print(f"gpu: what it wrote cannot be packed: {problem}", flush=True)  # noqa: T201 - as above
     record["started_at"], record["finished_at"] = began, time.time()
     path = os.path.join(out, "trainshed_end.json")
     with open(path + ".part", "w", encoding="utf-8") as file:
