@@ -112,11 +112,11 @@ class Views:
         return {row.id: shown(found[row.id], row, held.get(row.id, ()), self._now).word for row in rows}
 
     def _scripts(self, rows: Sequence[Trial], waiting: dict[str, shapes.Waiting]) -> None:
-        """Why script Jobs wait: what routing found last."""
+        """Why script Jobs wait: for what of this machine, or what routing found last."""
         for trial_id, script in scripts.of_trials(self._connection, [row.id for row in rows]).items():
             waiting[trial_id] = shapes.Waiting(
                 code=script.word.upper(),
-                message=script.route_reason or "No provider was chosen yet.",
+                message=script.message or script.route_reason or "No provider was chosen yet.",
                 position=None,
                 estimated_start_at=iso_or_none(script.not_before),
             )

@@ -143,6 +143,13 @@ def test_another_projects_Job_is_not_there(module_site, job):
     assert module_site.get("/v1/scripts", key=key).json()["items"] == []
 
 
+def test_P10_why_one_waits_for_this_machine_is_told_at_the_other_doors_too(module_site, job):
+    found = {"provider": "local", "route_reason": "local has an H100", "message": "may use 12 GPU-hours"}
+    module_site.services.database.write(lambda c: scripts.change(c, trial_of(module_site, job).id, found))
+    [trial] = module_site.get(f"/v1/jobs/{job['id']}").json()["training"]["trials"]
+    assert trial["waiting"]["message"] == "may use 12 GPU-hours"
+
+
 def test_E_the_doors_of_contract_E_show_a_script_Job_in_their_words(module_site, job):
     found = module_site.get(f"/v1/jobs/{job['id']}").json()
     [trial] = found["training"]["trials"]
