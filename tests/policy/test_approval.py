@@ -18,6 +18,7 @@ from trainshed.policy.approval import (
     as_document,
     judge,
     judge_cost,
+    judge_waiting,
     overrun_after,
     read,
 )
@@ -87,6 +88,20 @@ def test_c2_what_gpu_yaml_asks_for_comes_first_and_only_once():
     question = replace(USER, provider="local", requires_approval=True)
     assert judge(question, DEFAULT).rules == (Rule.REQUIRES_APPROVAL,)
     assert not judge(replace(question, approved=True), DEFAULT).ask
+
+
+def test_c2_one_that_waits_asks_at_once_where_it_would_ask_anywhere():
+    waits = Question("agent", "", hours=None, secrets=("WANDB",), quota_left=0.1)
+    asked = judge_waiting(waits, ["kaggle", "colab"], DEFAULT)
+    assert asked.rules == (Rule.SECRETS, Rule.UNKNOWN_HOURS)
+    assert asked.reason == (
+        "it is given secrets: WANDB and no hours given · kaggle or colab · runtime unknown"
+    )
+    some = replace(DEFAULT, agent=replace(DEFAULT.agent, exempt_providers=frozenset({"colab"})))
+    assert judge_waiting(replace(waits, secrets=()), ["kaggle", "colab"], some).ask is False
+    short = Question("agent", "", hours=1.0, quota_left=0.1)
+    assert judge_waiting(short, ["kaggle"], DEFAULT).ask is False, "more may be left by then"
+    assert judge_waiting(waits, [], DEFAULT).ask is False
 
 
 def test_c4_one_that_goes_on_from_a_checkpoint_needs_less():

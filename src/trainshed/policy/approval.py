@@ -117,20 +117,36 @@ RUN = Verdict(ask=False)
 
 def judge(question: Question, policy: Policy) -> Verdict:
     """Whether this Job may start there now (c.2)."""
+    found = _asking(question, policy)
+    return _ask(question, *found) if found else RUN
+
+
+def judge_waiting(question: Question, providers: Sequence[str], policy: Policy) -> Verdict:
+    """Whether a person is asked at whichever of these providers has room first (c.2).
+
+    What is left of a quota does not count: it may be more by then. Asked at once, the person answers while
+    the Job waits anyway.
+    """
+    everywhere = [_asking(replace(question, provider=each, quota_left=None), policy) for each in providers]
+    if not everywhere or not all(everywhere):
+        return RUN
+    found = dict(pair for asking in everywhere for pair in asking)
+    return _ask(replace(question, provider=" or ".join(providers)), *found.items())
+
+
+def _asking(question: Question, policy: Policy) -> list[tuple[Rule, str]]:
+    """The rules that ask, and what each says."""
     rules = policy.of(question.source)
     if question.requires_approval and not question.approved:
-        return _ask(question, (Rule.REQUIRES_APPROVAL, "gpu.yaml says requires_approval"))
+        return [(Rule.REQUIRES_APPROVAL, "gpu.yaml says requires_approval")]
     secret = _secrets(question, rules)
-    if secret and question.provider in rules.exempt_providers:
-        return _ask(question, secret)
     if question.provider in rules.exempt_providers:
-        return RUN
+        return [secret] if secret else []
     found = [_share(question, rules)]
     if not question.approved:
         # A yes covers the whole Job, so the question names everything that asks for it.
         found += [_asked_for(question, rules), secret, *_hours(question, rules)]
-    asking = [each for each in found if each is not None]
-    return _ask(question, *asking) if asking else RUN
+    return [each for each in found if each is not None]
 
 
 def _secrets(question: Question, rules: Rules) -> tuple[Rule, str] | None:

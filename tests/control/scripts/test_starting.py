@@ -125,6 +125,28 @@ def test_c5_a_question_that_nobody_answers_in_a_day_denies(cloud):
     assert tale.look.asked[-1].answer == "expired"
 
 
+def test_b_a_job_that_asks_anywhere_asks_at_once_although_every_provider_is_busy(cloud):
+    d = cloud()
+    d.cloud.capabilities = Capabilities(max_concurrency=1)
+    d.boot()
+    d.cloud.course = runs(300.0)
+    first = d.pack()
+    d.until(first, "running")
+    job, quiet = d.pack("agent", hours=None), d.pack("agent", hours=0.5)
+    tale = d.until(job, "awaiting_approval")
+    assert tale.words == ["queued", "routing", "awaiting_approval"]
+    [question] = tale.look.asked
+    assert (question.reason, question.provider) == ("no hours given · cloud · runtime unknown", CLOUD)
+    d.step()
+    tale = d.until(quiet, "queued")
+    assert (tale.reasons[-1], list(tale.look.asked)) == ("no_capacity", []), "it would not ask"
+    d.answer(job, "approved")
+    assert d.until(job, "queued").reasons[-1] == "no_capacity"
+    tale = d.rest(job)
+    assert tale.words[-1] == "done"
+    assert len(tale.look.asked) == 1, "asked once"
+
+
 def test_awaiting_approval_to_queued_where_the_place_is_taken_meanwhile(cloud):
     d = cloud()
     d.cloud.capabilities = Capabilities(max_concurrency=1)

@@ -69,7 +69,7 @@ class Chooser:
                 values=waiting,
             )
         if over := self._overrun(look):
-            self._ask(connection, look, over, script.gpu)
+            self._ask(connection, look, over, script.gpu, provider=look.attempts[-1].provider)
             return None
         plan = self._planner.plan(connection, look.spec, script.source, now, look=look)
         decision = plan.decision
@@ -79,6 +79,11 @@ class Chooser:
             self._fail(
                 connection, look, Reason.NO_PROVIDER_FITS, FailureKind.NO_PROVIDER, _sentence(decision.reason)
             )
+        elif decision.outcome is Outcome.WAIT and plan.verdict is not None:
+            # It asks wherever it is placed: the answer does not have to wait for room.
+            scripts.change(connection, look.trial.id, route | {"not_before": None})
+            only = decision.waits_for[0] if len(decision.waits_for) == 1 else None
+            self._ask(connection, look, plan.verdict, look.spec.gpu, provider=only)
         elif decision.outcome is Outcome.WAIT:
             if all(each.code == "quota_exhausted" for each in decision.rejected if not each.lasting):
                 waiting = {"waiting_since": decision.retry_at}  # counted from the renewal (b)
@@ -186,9 +191,8 @@ class Chooser:
         look: Look,
         verdict: Verdict,
         gpu: str | None,
-        provider: str | None = None,
+        provider: str | None,
     ) -> None:
-        place = provider or (look.attempts[-1].provider if look.attempts else None)
         if not move(
             connection,
             look,
@@ -202,7 +206,7 @@ class Chooser:
             look.script.spec_hash,
             [str(rule) for rule in verdict.rules],
             verdict.reason,
-            place,
+            provider,
         )
         approvals.ask(connection, question, at=look.now, expires_at=look.now + approval.LIFE_SECONDS)
         scripts.change(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from trainshed.control.scripts.ground import Look
 from trainshed.engines.providers.contract import Capabilities, GpuOffer
@@ -38,7 +38,7 @@ class Plan:
 
     decision: Decision
     verdict: Verdict | None
-    """Whether a person is asked; ``None`` where it is placed nowhere."""
+    """Whether a person is asked; ``None`` where it is placed nowhere, unless it waits and asks anywhere."""
     question: Question | None
     stopped_after_hours: float | None
     """Of running time, where overrun is enforced (c.4)."""
@@ -86,21 +86,27 @@ class RoutePlanner:
         views = self.views(connection, now, but=None if look is None else look.trial.id)
         decision = decide(need, views, now, self._weights)
         rules = look.policy if look else approval.read(policies.document(connection, project_id), FaultList())
-        if decision.outcome is not Outcome.PLACE or decision.chosen is None:
-            return Plan(decision, None, None, None)
-        name = decision.chosen.provider
-        view = next(each for each in views if each.name == name)
         question = Question(
             source=source,
-            provider=name,
-            gpu=decision.chosen.offer.type if decision.chosen.offer else None,
+            provider="",
+            gpu=need.gpu,
             hours=spec.declared_hours,
-            quota_left=view.quota.left_hours if view.quota else None,
             secrets=spec.secrets,
             requires_approval=spec.requires_approval,
             approved=look is not None and look.approved,
             approved_share_at=shares_approved(look),
             done_fraction=0.0 if look is None else look.done_fraction,
+        )
+        if decision.outcome is not Outcome.PLACE or decision.chosen is None:
+            waits = approval.judge_waiting(question, decision.waits_for, rules)
+            return Plan(decision, waits, question, None) if waits.ask else Plan(decision, None, None, None)
+        name = decision.chosen.provider
+        view = next(each for each in views if each.name == name)
+        question = replace(
+            question,
+            provider=name,
+            gpu=decision.chosen.offer.type if decision.chosen.offer else None,
+            quota_left=view.quota.left_hours if view.quota else None,
         )
         after = approval.overrun_after(rules, source, name, spec.declared_hours, interactive=spec.interactive)
         return Plan(

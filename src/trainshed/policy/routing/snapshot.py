@@ -208,6 +208,13 @@ class Decision:
     retry_at: float | None = None
     """When to look again, of one that waits."""
 
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Of one that waits: the providers any of which may take it later; none unless one surely will."""
+        if self.outcome is not Outcome.WAIT or not any(each.busy for each in self.rejected):
+            return ()
+        return tuple(each.provider for each in self.rejected if not each.lasting)
+
     def as_dict(self) -> dict[str, object]:
         """As `gpu route` and `gpu_route` show it (a.7)."""
         return {
