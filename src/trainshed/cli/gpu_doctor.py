@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainshed.cli.gpu_providers import NEEDS, gpus
+from trainshed.cli.gpu_providers import ENABLE, NEEDS, gpus
 from trainshed.cli.output import Column, Fields, Table
 from trainshed.cli.session import Session, json_option
 
@@ -107,7 +107,7 @@ def _server(session: Session) -> list[Check]:
             f"provider {name}",
             MISSING,
             f"not at this server; needs {NEEDS[name]}",
-            "Name it in `providers.use` of the settings that the server reads (TRAINSHED_CONFIG).",
+            ENABLE,
         )
         for name in unknown
     ]

@@ -16,6 +16,8 @@ NEEDS: Mapping[str, str] = {
     "colab": "a Google account whose Colab this program may use on the server's machine",
 }
 """What each provider needs, in a few words; what is missing now the provider says itself."""
+ENABLE = "Name it in `providers.use` of the settings that the server reads (TRAINSHED_CONFIG)."
+"""What to do about a provider that a server does not have."""
 _UNITS = {"gpu_hours": "h", "credits": " credits", "usd": " USD"}
 
 
@@ -98,16 +100,19 @@ def login(session: Session, provider: str) -> None:
     """Say what a provider needs to be used, and ask it.
 
     Logins stay where each provider's own program keeps them; this program stores none and never asks for a
-    password. Exits with 1 while it cannot be used.
+    password. Exits with 1 while it cannot be used. One that the server does not have is not asked.
     """
     from trainshed.cli.gpu_exits import GpuExit  # noqa: PLC0415 - not for `--help`
 
     name = provider.lower()
     with session.client() as client:
         known = [each["name"] for each in client.providers.list()]
-        session.nearest(name, known)
-        found = client.providers.check(name).raw
-        session.suggestions = []
+        if name in NEEDS and name not in known:
+            found: Mapping[str, Any] = {"name": name, "health": "not enabled", "message": ENABLE, "gpus": []}
+        else:
+            session.nearest(name, {*known, *NEEDS} - {"fake"})
+            found = client.providers.check(name).raw
+            session.suggestions = []
     document = {"provider": name, "needs": NEEDS.get(name), "ok": found["health"] == "ok", "state": found}
     view = Fields(
         (

@@ -34,7 +34,6 @@ from trainshed.control.training.operations import TaskOperations
 from trainshed.control.training.sites import OpenEngine
 from trainshed.engines.contract import Engine, EngineError
 from trainshed.engines.local import Isolation, LocalEngine, describe, log_files, samples_in
-from trainshed.engines.providers.registry import PROVIDERS
 from trainshed.model.ids import IdFactory
 from trainshed.model.images import machine_architecture
 from trainshed.model.logs import LogFiles
@@ -198,7 +197,7 @@ def _scripts(
     # On SQLite it is one person's own server, where the key lies beside every program of theirs.
     personal = {"terminal": True, "key": False}.get(config.access.answers, database.dialect == "sqlite")
     return ScriptServices(
-        accept=ScriptAcceptance(database, blobs, partial(_provider_names, database), clock, ids),
+        accept=ScriptAcceptance(database, blobs, partial(_provider_names, config, database), clock, ids),
         operations=ScriptOperations(database, clock),
         approving=Approving(database, clock, personal=personal),
         secrets=keeper,
@@ -206,10 +205,10 @@ def _scripts(
     )
 
 
-def _provider_names(database: Database) -> set[str]:
-    """Those that the controller has, and those that one could have."""
+def _provider_names(config: Config, database: Database) -> set[str]:
+    """Those that the controller has, and those that it is about to have by our own settings."""
     with database.read() as connection:
-        return {LOCAL, *PROVIDERS, *known_capabilities(connection)}
+        return {LOCAL, *config.providers.use, *known_capabilities(connection)}
 
 
 def _log_files(folder: DataFolder, unit: str) -> LogFiles:

@@ -145,6 +145,10 @@ def test_the_others_answer_with_one_document_each(gpu, tmp_path):
     assert gpu.json("quota", "--refresh")["quota"][0]["provider"] == "local"
     assert gpu.json("providers", "--check")["items"][0]["health"] == "ok"
     assert gpu.json("login", "local")["ok"] is True
+    ran = gpu("login", "kaggle")
+    assert ran.status == 1
+    for told in ("API token", "not enabled", "providers.use"):
+        assert told in ran.out
     ran = gpu("login", "nowhere", "--json")
     assert (ran.status, ran.error["code"]) == (4, "provider_not_found")
     assert gpu.json("setup")["register"] == "claude mcp add gpu -- gpu mcp"

@@ -195,6 +195,11 @@ def test_an_unknown_provider_ends_with_4_and_no_server_with_3(gpu, new_project):
     ran = gpu("run", "-p", "kagle", "train.py", folder=folder)
     assert "there is no provider `kagle`" in ran.err
     assert "may have been submitted" not in ran.err, "a refusal leaves no doubt"
+    ran = gpu("run", "-p", "kaggle", "train.py", folder=folder)
+    assert ran.status == 4
+    assert "provider `kaggle` is not enabled at this server" in ran.err
+    assert "providers.use" in ran.err
+    assert gpu.json("jobs", "--here", "--all", folder=folder)["items"] == []
     ran = gpu("run", "train.py", "--json", folder=folder, env={"TRAINSHED_URL": "http://127.0.0.1:9"})
     assert (ran.status, ran.error["code"]) == (3, "daemon_unavailable")
 

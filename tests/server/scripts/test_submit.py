@@ -211,6 +211,7 @@ def test_G78_an_unknown_provider_is_refused_with_the_nearest(module_site, folder
     assert answer.status_code == 404
     assert answer.json()["code"] == "PROVIDER_NOT_FOUND"
     assert "kaggle" in answer.json()["hint"]
+    assert "`fake`" not in send_script(module_site, project_dir=folder, provider="fakes").json()["hint"]
 
 
 def test_every_fault_of_a_spec_is_told_at_once(module_site):

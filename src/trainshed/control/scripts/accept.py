@@ -16,6 +16,7 @@ from trainshed.content.blobs import BlobNotFound, BlobStore
 from trainshed.content.bundles import BUNDLES, PackedTree, read_packed
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.scripts.callers import Caller
+from trainshed.engines.providers.registry import NAMED
 from trainshed.model.access import Permission
 from trainshed.model.conflicts import differences
 from trainshed.model.errors import Fault, FaultList, Refusal
@@ -40,6 +41,7 @@ OUTPUTS = "outputs/**"
 """What is collected of a script Job: all that it wrote to ``gpu.output_dir()``."""
 RUNS = "runs"
 """The folder in ``project_dir`` where outputs are brought to (i.1)."""
+ENABLE = "Name it in `providers.use` of the settings that the server reads (TRAINSHED_CONFIG for your own)."
 _SHOWN_MISSING = 50
 _ASKED_AT_ONCE = 500
 _STAGED_FROM, _STAGED_AT_ONCE = 5_000, 1_000
@@ -162,12 +164,19 @@ class ScriptAcceptance:
     def _check_provider(self, spec: ScriptSpec | None, faults: FaultList) -> None:
         if spec is None or spec.provider is None:
             return
-        known = sorted(self._providers())
-        if spec.provider not in known:
-            near = get_close_matches(spec.provider, known, n=1)
-            hint = f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(known)}."
-            said = f"there is no provider `{spec.provider}`"
-            faults.add("spec.provider", "PROVIDER_NOT_FOUND", said, hint)
+        here = self._providers()
+        if spec.provider in here:
+            return
+        if spec.provider in NAMED:
+            said = f"provider `{spec.provider}` is not enabled at this server"
+            faults.add("spec.provider", "PROVIDER_NOT_FOUND", said, ENABLE)
+            return
+        shown = sorted({*here} - {"fake"})
+        near = get_close_matches(spec.provider, sorted({*shown, *NAMED}), n=1)
+        hint = f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(shown)}."
+        if near and near[0] not in here:
+            hint = f"{hint} That is not enabled here. {ENABLE}"
+        faults.add("spec.provider", "PROVIDER_NOT_FOUND", f"there is no provider `{spec.provider}`", hint)
 
     def _packed(self, caller: Caller, spec: ScriptSpec) -> tuple[ScriptSpec, list[PackedTree]]:
         """The spec with the numbers that the manifests say, and the manifests; each blob was sent."""

@@ -18,6 +18,9 @@ PROVIDERS: Mapping[str, str] = {
 """Name -> ``module:function``, which takes a `Setting`. A new provider adds its line here; this machine is no
 line, for it is made of the server's own engine (`trainshed.engines.providers.local`)."""
 
+NAMED = frozenset(PROVIDERS) - {"fake"}
+"""Those that people are told of; `fake` serves tests."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
