@@ -79,6 +79,8 @@ def bring(
     if dest is None and (refetch or not job["outputs_fetched"]):
         client.scripts.fetch(ref, refetch=refetch)
         job = _delivered(client, job)
+    if job["started_at"] is None and not job["outputs_count"]:
+        return {"dir": target, "count": 0, "bytes": 0, "listing": []}
     if dest is not None or not job["outputs_fetched"] or not Path(target).is_dir():
         _download(client, job, target, own=dest is None)
     listed = client.scripts.outputs(ref).items

@@ -156,7 +156,9 @@ class Calls:
             "fetched": fetched,
             "outputs_dir": job["outputs_dir"],
             "files": len(listed),
-            "message": f"{len(listed)} files are in {job['outputs_dir']}."
+            "message": "It never ran, so it wrote nothing."
+            if fetched and not listed and job["started_at"] is None
+            else f"{len(listed)} files are in {job['outputs_dir']}."
             if fetched
             else "They are still being brought; call gpu_fetch again.",
             "outputs": outputs,

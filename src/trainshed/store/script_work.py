@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select, text
+from sqlalchemy import Connection, bindparam, exists, func, select, text
 
 from trainshed.model.scripts.states import Note, Word
 from trainshed.model.states import State
@@ -126,6 +126,10 @@ def undelivered(connection: Connection, host: str, *, since: float) -> list[str]
             scripts.c.outputs_fetched.is_(False),
             scripts.c.outputs_count.is_not(None),
             trials.c.finished_at > since,
+            # Of one that never ran there is nothing (i.1).
+            exists().where(
+                script_attempts.c.trial_id == scripts.c.trial_id, script_attempts.c.started_at.is_not(None)
+            ),
         )
     )
     return list(rows.scalars())

@@ -122,6 +122,26 @@ def test_i2_outputs_that_never_come_leave_the_job_done_and_a_note(cloud):
     assert d.delivered(job) == {"model.bin": b"weights"}, "gpu fetch tries again"
 
 
+def test_i1_a_job_that_never_ran_leaves_no_folder_even_where_its_outputs_are_asked_for(cloud):
+    d = cloud()
+    d.cloud.course = runs(10.0, start_after=1e6, outputs={})
+    job = d.pack()
+    d.until(job, "provisioning")
+    d.step()
+    d.cancel(job)
+    tale = d.rest(job)
+    assert (tale.words[-1], [each.started_at for each in tale.attempts]) == ("cancelled", [None])
+    folder = Path(tale.look.script.outputs_dir)
+    d.database.write(lambda c: scripts.change(c, job, {"fetch_requested_at": d.now()}))
+    d.step()
+    tale = d.tale(job)
+    assert tale.look.script.outputs_fetched, "nobody waits for more"
+    assert (tale.look.script.outputs_count, tale.notes[-1]) == (0, "fetched")
+    d.boot()
+    d.step()
+    assert not folder.exists()
+
+
 def test_i2_a_folder_that_is_a_link_is_refused_and_nothing_is_written_through_it(cloud):
     d = cloud()
     d.cloud.course = runs(20.0)

@@ -75,6 +75,15 @@ class Deliverer:
         ground.database.write(store)
         return done
 
+    def note_nothing(self, trial_id: str) -> None:
+        """Say that there is nothing to write: of a Job that never ran there is no folder either (i.1)."""
+        now = self._ground.clock()
+        said = "It never ran, so there is nothing to bring."
+        values = {"outputs_fetched": True, "outputs_count": 0}
+        self._ground.database.write(
+            lambda connection: scripts.note(connection, trial_id, Note.FETCHED, said, at=now, values=values)
+        )
+
     def note_failure(self, trial_id: str, why: str) -> None:
         """Say that nothing more is tried by itself (i.2)."""
         now = self._ground.clock()

@@ -42,9 +42,8 @@ class Homing:
 
     def ended(self, look: Look) -> None:
         """Take in a Job that has ended."""
-        began = any(each.started_at is not None for each in look.attempts)
         wanted = look.script.outputs_count is not None and self._deliverer.wanted(look.script.host)
-        if wanted and began and not look.script.outputs_fetched:
+        if wanted and _began(look) and not look.script.outputs_fetched:
             with self._guard:
                 self._waiting[look.trial.id] = 0, look.now
 
@@ -78,11 +77,14 @@ class Homing:
         count = self._ender.gather(look)
         if count is None:
             return False
-        try:
-            if self._deliverer.wanted(look.script.host):
-                self._deliverer.deliver(trial_id)
-        except Undelivered as problem:
-            self._deliverer.note_failure(trial_id, str(problem))
+        if self._deliverer.wanted(look.script.host):
+            try:
+                if count or _began(look):
+                    self._deliverer.deliver(trial_id)
+                else:
+                    self._deliverer.note_nothing(trial_id)
+            except Undelivered as problem:
+                self._deliverer.note_failure(trial_id, str(problem))
         done = {"fetch_requested_at": None, "outputs_count": count}
         self._ground.database.write(lambda connection: scripts.change(connection, trial_id, done))
         return True
@@ -101,3 +103,8 @@ class Homing:
         with self._guard:
             self._waiting.pop(trial_id, None)
         return True
+
+
+def _began(look: Look) -> bool:
+    """Whether any Attempt ran, so that something may have been written."""
+    return any(each.started_at is not None for each in look.attempts)
