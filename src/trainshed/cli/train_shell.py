@@ -39,18 +39,21 @@ def shell(context: click.Context, *, task: str, role: str | None, index: int | N
     """Open a shell beside the program of a replica.
 
     It is there while the task runs, and while a Ray cluster is kept for a look. What is given on stdin runs
-    there too, where that is no terminal. Exits 0 if the shell did, else 1.
+    there too, where that is no terminal: without a prompt or an echo. Exits with the status of the shell,
+    and with 1 where it ended with its replica.
     """
     if index is not None and role is None:
         raise click.UsageError("--index counts within a role; give --role too")
     session = context.ensure_object(Session)
     columns, rows = shutil.get_terminal_size()
     with session.client() as client:
-        connection = client.tasks.shell(task, role=role, index=index, rows=rows, columns=columns)
+        connection = client.tasks.shell(
+            task, role=role, index=index, rows=rows, columns=columns, tty=sys.stdin.isatty()
+        )
         with connection, _terminal(connection):
             threading.Thread(target=_type, args=(connection,), daemon=True).start()
             code = _print(connection)
-    context.exit(Exit.OK if code == 0 else Exit.FAILED)
+    context.exit(Exit.FAILED if code is None else code)
 
 
 @click.command()

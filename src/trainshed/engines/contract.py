@@ -437,8 +437,10 @@ class Engine(Protocol):
         """Why no shell can be opened here, in a sentence; ``None`` if shells can be."""
         ...
 
-    def open_shell(self, attempt_id: str, *, rows: int, columns: int) -> Shell:
+    def open_shell(self, attempt_id: str, *, rows: int, columns: int, terminal: bool = True) -> Shell:
         """Open a shell beside the program (rule 20); may block seconds. Thread-safe.
+
+        Without ``terminal`` it gets pipes: no prompt, no echo, and a real end of what it reads.
 
         Raises `EngineError`: ``SHELL_UNAVAILABLE`` where the program does not run or has no shell, and
         ``NOT_SUPPORTED_BY_ENGINE``.

@@ -6,11 +6,16 @@ from typing import Protocol
 
 
 class Shell(Protocol):
-    """A terminal with a shell beside a program, open in this process (rule 20)."""
+    """A shell beside a program at a terminal or at pipes, open in this process (rule 20)."""
 
     @property
     def terminal(self) -> int:
-        """A descriptor that does not block: what is written is typed, what is read is printed.
+        """A descriptor that does not block: what is written is typed."""
+        ...
+
+    @property
+    def output(self) -> int:
+        """A descriptor that does not block: what is read is printed. At a terminal it is `terminal`.
 
         Reading may raise `OSError` once the shell is gone.
         """
@@ -26,7 +31,11 @@ class Shell(Protocol):
         ...
 
     def resize(self, rows: int, columns: int) -> None:
-        """Give the terminal another size."""
+        """Give the terminal another size; pipes have none."""
+        ...
+
+    def end_input(self) -> None:
+        """Whoever reads what is typed finds its end: each call gives a terminal one, a pipe ends for good."""
         ...
 
     def close(self) -> None:

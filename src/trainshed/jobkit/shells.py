@@ -1,7 +1,8 @@
 """Shells beside a program that runs (rule 20 of the engine contract).
 
 The engine asks by a file ``shells/NAME`` in the attempt folder; the shim forks a leader for it. That connects
-to the socket ``shells/NAME`` beside the folders of all attempts, gets the terminal there, moves to where the
+to the socket ``shells/NAME`` beside the folders of all attempts, gets the terminal there (one descriptor) or
+pipes for what it reads and for what it prints (two, where nobody sits at a terminal), moves to where the
 program is, and has the shell run below itself. So a shell is a child of the shim's: it ends with the attempt,
 whoever else is gone. The connection is open for as long as somebody wants the shell: the leader ends with it,
 and with the leader its whole session.
@@ -124,7 +125,7 @@ def _lead(path: str, name: str, shim: int, main: int, launch: Json, others: int)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        _connect(path, name)
+        terminal = _connect(path, name)
     except BaseException:  # noqa: BLE001 - nothing may return into the shim's code
         os._exit(0)  # whoever asked is gone, or was never there; descriptor 3 is still one of the shim's
     step = "be one more of them"
@@ -138,7 +139,7 @@ def _lead(path: str, name: str, shim: int, main: int, launch: Json, others: int)
         _enter(path, main, launch)
         linux.die_with_parent(signal.SIGKILL)  # it was forgotten with another user
         step = "start a shell"
-        shell = _start(environment, confined=bool(launch.get("container")))
+        shell = _start(environment, terminal=terminal, confined=bool(launch.get("container")))
         os.write(_CONNECTION, b'{"started": true}\n')
         code = _wait(shell)
         if code is not None:
@@ -162,8 +163,11 @@ def _refuse_too_many(others: int) -> None:
         raise OSError(0, f"there are {others} beside this program already")
 
 
-def _connect(path: str, name: str) -> None:
-    """Take the terminal over as standard input, output and error; the connection becomes descriptor 3."""
+def _connect(path: str, name: str) -> bool:
+    """Take over standard input, output and error; the connection becomes descriptor 3.
+
+    Answers whether they are a terminal.
+    """
     import fcntl  # noqa: PLC0415 - costs memory beside user code
     import socket  # noqa: PLC0415 - as above
     import termios  # noqa: PLC0415 - as above
@@ -173,14 +177,18 @@ def _connect(path: str, name: str) -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_CONNECT_SECONDS)
     connection.connect(socket_path(root, name))
-    _, [terminal], _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
+    _, given, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 2)
+    typed, printed = given[0], given[-1]
     connection.settimeout(None)
     held = connection.detach()
     for standard in range(_CONNECTION):
-        os.dup2(terminal, standard)
+        os.dup2(printed if standard else typed, standard)
     os.dup2(held, _CONNECTION, inheritable=False)
     os.closerange(_CONNECTION + 1, _DESCRIPTORS)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    terminal = len(given) == 1
+    if terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    return terminal
 
 
 def _environment(main: int, launch: Json) -> dict[str, str]:
@@ -210,23 +218,25 @@ def _enter(path: str, main: int, launch: Json) -> None:
         os.chdir(os.path.join(path, folder.WORK))
         return
     if box["user"] is not None:
-        os.fchown(0, box["user"], box["user"])
+        for standard in (0, 1):
+            os.fchown(standard, box["user"], box["user"])
     sandbox.join(main, _NAMESPACES)
     linux.drop_privileges(box["user"])
     os.chdir(sandbox.WORK)
 
 
-def _start(environment: dict[str, str], *, confined: bool) -> int:
-    """Start the shell in the foreground of the terminal; its process id. Raises `OSError`."""
+def _start(environment: dict[str, str], *, terminal: bool, confined: bool) -> int:
+    """Start the shell, in the foreground of a terminal; its process id. Raises `OSError`."""
     failure, failure_write = os.pipe()
     pid = linux.fork()
     if pid == 0:
         try:
             linux.die_with_parent(signal.SIGKILL)
             os.setpgid(0, 0)
-            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-            os.tcsetpgrp(0, os.getpgrp())
-            signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+            if terminal:
+                signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+                os.tcsetpgrp(0, os.getpgrp())
+                signal.signal(signal.SIGTTOU, signal.SIG_DFL)
             if confined:
                 seccomp.forbid()
             for program in PROGRAMS:

@@ -328,12 +328,13 @@ class Tasks:
         index: int | None = None,
         rows: int | None = None,
         columns: int | None = None,
+        tty: bool = True,
     ) -> WebSocket:
         """A terminal beside the program of a replica (C50); close it, or use it in ``with``.
 
         Bytes are what is typed and printed. Texts are JSON: ``{"resize": {"rows", "columns"}}`` and
-        ``{"eof": true}`` there, ``{"exit_code"}`` here before the end. Raises `ApiError` where the task has
-        no such replica now.
+        ``{"eof": true}`` there, ``{"exit_code"}`` here before the end. Without ``tty`` the shell has
+        pipes: no prompt and no echo. Raises `ApiError` where the task has no such replica now.
         """
         from trainshed.sdk.websocket import open_websocket  # noqa: PLC0415 - only a terminal needs it
 
@@ -341,7 +342,7 @@ class Tasks:
         return open_websocket(
             self._transport.connection.url,
             path,
-            query={"role": role, "index": index, "rows": rows, "columns": columns},
+            query={"role": role, "index": index, "rows": rows, "columns": columns, "tty": None if tty else 0},
             headers=self._transport.identity(path),
             timeout=self._transport.timeout,
         )

@@ -26,7 +26,6 @@ _CHUNK = 16 << 10
 _CHECK_SECONDS = 1.0
 _LAST_BYTES, _LAST_SECONDS = 1 << 20, 0.03
 
-_END_OF_TRANSMISSION = b"\x04"
 _NORMAL, _UNSUPPORTED, _GOING_AWAY = 1000, 1003, 1001
 
 
@@ -68,7 +67,7 @@ class Terminal:
             if data := self._read():
                 await self._send(data)
             else:
-                await _readable(self._shell.terminal, self._shell.ended)
+                await _readable(self._shell.output, self._shell.ended)
         left = _LAST_BYTES  # something that it left behind may print for ever
         while left > 0:
             if not (data := self._read()):
@@ -90,7 +89,7 @@ class Terminal:
 
     def _read(self) -> bytes:
         try:
-            return os.read(self._shell.terminal, _CHUNK)
+            return os.read(self._shell.output, _CHUNK)
         except OSError:
             return b""  # nothing is there, or nobody has it open any more
 
@@ -135,7 +134,7 @@ class Terminal:
         await self._eof.wait()
         while True:
             with contextlib.suppress(OSError):
-                os.write(self._shell.terminal, _END_OF_TRANSMISSION)
+                self._shell.end_input()
             await asyncio.sleep(_CHECK_SECONDS)
 
     async def _watch(self) -> None:

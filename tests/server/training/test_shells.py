@@ -148,7 +148,23 @@ def test_C50_what_is_piped_into_the_command_runs_there_and_its_end_ends_it(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert b"of the pipe\r\n" in done.stdout  # printed by `cat`, which met the end before the shell did
+    assert done.stdout == b"of the pipe\n"  # printed by `cat`, which met the end before the shell did
+
+
+def test_C50_a_shell_at_a_pipe_prints_no_prompt_or_echo_and_hands_its_status_on(
+    module_server: ServerProcess, running: str
+):
+    done = subprocess.run(
+        [sys.executable, "-m", "trainshed", "train", "shell", running],
+        input=b"test -t 1 || echo no terminal >/dev/stdout; pwd >/dev/stderr; exit 3\n",
+        capture_output=True,
+        env=own_environment(module_server),
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    first, second = done.stdout.splitlines()
+    assert (first, second.startswith(b"/"), second.endswith(b"/work")) == (b"no terminal", True, True)
 
 
 def test_C50_the_command_at_a_real_terminal_passes_keys_sizes_and_the_exit_code_on(
@@ -175,7 +191,7 @@ def test_C50_the_command_at_a_real_terminal_passes_keys_sizes_and_the_exit_code_
         read_until(master, b"^C", b"/work")
         os.write(master, b"stty size; exit 5\n")
         read_until(master, b"44 99")
-        assert command.wait(60) == 1
+        assert command.wait(60) == 5
     os.close(master)
 
 

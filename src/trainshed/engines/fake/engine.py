@@ -324,7 +324,7 @@ class FakeEngine:
         """See `Engine.shells`."""
         return None
 
-    def open_shell(self, attempt_id: str, *, rows: int, columns: int) -> FakeShell:
+    def open_shell(self, attempt_id: str, *, rows: int, columns: int, terminal: bool = True) -> FakeShell:
         """See `Engine.open_shell`: a line is answered, ``exit N`` ends it."""
 
         def runs() -> bool:
@@ -333,7 +333,7 @@ class FakeEngine:
 
         if not runs():
             raise EngineError("SHELL_UNAVAILABLE", f"{attempt_id} does not run", retryable=True)
-        return FakeShell(runs, rows, columns)
+        return FakeShell(runs, rows, columns, echo=terminal)
 
     def faults(self) -> Mapping[str, str]:
         """See `Engine.faults`."""

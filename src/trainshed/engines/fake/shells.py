@@ -17,13 +17,18 @@ _LOOK_SECONDS = 0.01
 class FakeShell:
     """See `Shell`. ``runs`` says whether its attempt still does."""
 
-    def __init__(self, runs: Callable[[], bool], rows: int, columns: int) -> None:
+    def __init__(self, runs: Callable[[], bool], rows: int, columns: int, *, echo: bool = True) -> None:
         self._runs = runs
         self._terminal, self._inner = os.openpty()
         self._ended, self._ended_write = os.pipe()
         self._code: int | None = None
         self._closing = threading.Event()
         self.resize(rows, columns)
+        if not echo:
+            modes = termios.tcgetattr(self._inner)
+            modes[1] &= ~termios.OPOST
+            modes[3] &= ~termios.ECHO
+            termios.tcsetattr(self._inner, termios.TCSANOW, modes)
         os.set_blocking(self._terminal, False)
         os.set_blocking(self._inner, False)
         self._thread = threading.Thread(target=self._serve, name="fake-shell", daemon=True)
@@ -32,6 +37,11 @@ class FakeShell:
     @property
     def terminal(self) -> int:
         """See `Shell.terminal`."""
+        return self._terminal
+
+    @property
+    def output(self) -> int:
+        """See `Shell.output`."""
         return self._terminal
 
     @property
@@ -46,6 +56,10 @@ class FakeShell:
     def resize(self, rows: int, columns: int) -> None:
         """See `Shell.resize`."""
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def end_input(self) -> None:
+        """See `Shell.end_input`."""
+        os.write(self._terminal, b"\x04")
 
     def close(self) -> None:
         """See `Shell.close`."""

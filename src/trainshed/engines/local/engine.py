@@ -289,12 +289,12 @@ class LocalEngine:
         """See `Engine.shells`."""
         return None
 
-    def open_shell(self, attempt_id: str, *, rows: int, columns: int) -> LocalShell:
+    def open_shell(self, attempt_id: str, *, rows: int, columns: int, terminal: bool = True) -> LocalShell:
         """See `Engine.open_shell`: the shim of the attempt starts it."""
         path = self._path(attempt_id)
         if evidence.observe(path).phase is not Phase.RUNNING:
             raise EngineError("SHELL_UNAVAILABLE", f"{attempt_id} does not run", retryable=True)
-        return open_shell(self._root, path, rows, columns)
+        return open_shell(self._root, path, (rows, columns) if terminal else None)
 
     def faults(self) -> Mapping[str, str]:
         """See `Engine.faults`, and `trainshed.engines.local.faults`."""

@@ -1,4 +1,4 @@
-"""The engine's end of a shell beside a program: the terminal, and the connection that keeps it open."""
+"""The engine's end of a shell beside a program: a terminal or pipes, and the connection that holds it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,36 @@ from trainshed.jobkit.shells import socket_path
 _OPEN_SECONDS = 20.0
 """More than a shim takes to look at its requests by itself, if the program took its FIFO away."""
 _MESSAGE_BYTES = 1 << 14
+_END_OF_TRANSMISSION = b"\x04"
 
 
 class LocalShell:
     """See `Shell`. Closing its connection ends it, and so does the end of this process."""
 
-    def __init__(self, terminal: int, connection: socket.socket) -> None:
+    def __init__(
+        self, terminal: int, connection: socket.socket, *, pipe: tuple[int, int] | None = None
+    ) -> None:
+        """``pipe``: both ends of what it prints into, where ``terminal`` is the pipe that it reads from.
+
+        The end that it prints into stays open here, so that reading finds no end before the shell's.
+        """
         self._terminal = terminal
+        self._pipe = pipe
         self._connection = connection
         self._said = b""
         self._code: int | None = None
         os.set_blocking(terminal, False)
+        os.set_blocking(self.output, False)
 
     @property
     def terminal(self) -> int:
         """See `Shell.terminal`."""
         return self._terminal
+
+    @property
+    def output(self) -> int:
+        """See `Shell.output`."""
+        return self._terminal if self._pipe is None else self._pipe[0]
 
     @property
     def ended(self) -> int:
@@ -75,14 +89,26 @@ class LocalShell:
 
     def resize(self, rows: int, columns: int) -> None:
         """See `Shell.resize`."""
-        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        if self._pipe is None:
+            fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def end_input(self) -> None:
+        """See `Shell.end_input`."""
+        if self._pipe is None:
+            os.write(self._terminal, _END_OF_TRANSMISSION)
+        elif self._terminal >= 0:
+            os.close(self._terminal)
+            self._terminal = -1
 
     def close(self) -> None:
         """See `Shell.close`."""
+        self._connection.close()
         if self._terminal >= 0:
-            self._connection.close()
             os.close(self._terminal)
             self._terminal = -1
+        for end in self._pipe or ():
+            os.close(end)
+        self._pipe = None
 
 
 def clear(root: Path) -> None:
@@ -93,8 +119,11 @@ def clear(root: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-def open_shell(root: Path, path: Path, rows: int, columns: int) -> LocalShell:
-    """Have the shim of the attempt in ``path`` start a shell. Raises `EngineError`."""
+def open_shell(root: Path, path: Path, size: tuple[int, int] | None) -> LocalShell:
+    """Have the shim of the attempt in ``path`` start a shell. Raises `EngineError`.
+
+    ``size``: rows and columns of its terminal; ``None`` gives it pipes.
+    """
     place, name = root / folder.SHELLS, os.urandom(8).hex()
     request = path / folder.SHELLS / name
     with contextlib.ExitStack() as stack:
@@ -116,7 +145,7 @@ def open_shell(root: Path, path: Path, rows: int, columns: int) -> LocalShell:
             raise _unavailable("nobody beside the program answered in time") from error
         except OSError as error:
             raise _unavailable(f"a shell cannot be asked for: {error}") from error
-        shell = _hand_over(connection, rows, columns)
+        shell = _hand_over(connection, size)
     try:
         shell.started()
     except BaseException:
@@ -125,12 +154,17 @@ def open_shell(root: Path, path: Path, rows: int, columns: int) -> LocalShell:
     return shell
 
 
-def _hand_over(connection: socket.socket, rows: int, columns: int) -> LocalShell:
-    terminal, inner = os.openpty()
-    shell = LocalShell(terminal, connection)
+def _hand_over(connection: socket.socket, size: tuple[int, int] | None) -> LocalShell:
+    if size is None:
+        (inner, typed), pipe = os.pipe(), os.pipe()
+        shell, given = LocalShell(typed, connection, pipe=pipe), [inner, pipe[1]]
+    else:
+        terminal, inner = os.openpty()
+        shell, given = LocalShell(terminal, connection), [inner]
     try:
-        shell.resize(rows, columns)
-        socket.send_fds(connection, [b"{}"], [inner])
+        if size is not None:
+            shell.resize(*size)
+        socket.send_fds(connection, [b"{}"], given)
     except OSError as error:
         shell.close()
         raise _unavailable(f"the terminal cannot be handed over: {error}") from error

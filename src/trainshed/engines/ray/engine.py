@@ -216,9 +216,11 @@ class RayEngine:
         """See `Engine.shells`: what reaches a node of somebody else's cluster are actors, which have none."""
         return _NO_SHELLS
 
-    def open_shell(self, attempt_id: str, *, rows: int, columns: int) -> Shell:
+    def open_shell(self, attempt_id: str, *, rows: int, columns: int, terminal: bool = True) -> Shell:
         """See `Engine.open_shell`."""
-        message = f"{attempt_id} gets no terminal of {rows} x {columns}: {_NO_SHELLS}"
+        message = (
+            f"{attempt_id} gets no {f'terminal of {rows} x {columns}' if terminal else 'shell'}: {_NO_SHELLS}"
+        )
         raise EngineError("NOT_SUPPORTED_BY_ENGINE", message, retryable=False)
 
     def join(self, gang_id: str, rank: int, slots: int) -> Host:

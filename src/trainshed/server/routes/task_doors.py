@@ -50,10 +50,16 @@ COLUMNS = Param(
     "Width of the terminal in characters.",
     refuses=_BAD,
 )
+TTY = Param(
+    "tty",
+    {"type": "integer", "minimum": 0, "maximum": 1, "default": 1},
+    "0: the shell reads and prints through pipes, without a prompt, an echo or a size.",
+    refuses=_BAD,
+)
 SHELL = Operation(
     "Open a shell beside the program of a replica",
     any_of=RUN,
-    params=(ROLE, INDEX, ROWS, COLUMNS),
+    params=(ROLE, INDEX, ROWS, COLUMNS, TTY),
     refuses=(*UNKNOWN, "SHELL_UNAVAILABLE", "ORIGIN_DENIED"),
     answers={101: "The terminal is open."},
     description="A WebSocket. Binary messages are bytes of the terminal; texts are JSON: "
@@ -81,10 +87,11 @@ async def open_shell(call: Call, socket: WebSocket, ref: str) -> None:
     index = bounded_number(call.query, "index", 0, _MOST_MEMBERS, "INVALID_REQUEST")
     rows = bounded_number(call.query, "rows", 1, MOST_ROWS, "INVALID_REQUEST") or _ROWS
     columns = bounded_number(call.query, "columns", 1, MOST_ROWS, "INVALID_REQUEST") or _COLUMNS
+    terminal_wanted = bounded_number(call.query, "tty", 0, 1, "INVALID_REQUEST") != 0
     door = await run_in_threadpool(find_door, call, ref, "SHELL_UNAVAILABLE", role, index)
     limits = call.services.door_limits
     with call.services.doors.use("shells", door.task, limits.shells_of_task, limits.shells):
-        shell = await run_in_threadpool(_open, door, rows, columns)
+        shell = await run_in_threadpool(_open, door, rows, columns, terminal_wanted)
         try:
             who = f"{door.replica.role} {door.index} of Attempt {door.allocation.attempt_id}"
             actor = call.principal.actor
@@ -100,9 +107,9 @@ async def open_shell(call: Call, socket: WebSocket, ref: str) -> None:
             shell.close()
 
 
-def _open(door: Door, rows: int, columns: int) -> Shell:
+def _open(door: Door, rows: int, columns: int, terminal: bool) -> Shell:  # noqa: FBT001 - as it is asked for
     try:
-        return door.engine.open_shell(door.unit, rows=rows, columns=columns)
+        return door.engine.open_shell(door.unit, rows=rows, columns=columns, terminal=terminal)
     except EngineError as error:
         raise refusal_of_engine(error, "SHELL_UNAVAILABLE") from error
 
