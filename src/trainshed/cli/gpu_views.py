@@ -70,7 +70,7 @@ def say(job: Mapping[str, Any]) -> str:
     if job["state"] in ENDED:
         return job.get("message") or ""
     if job.get("not_before"):
-        return f"waits until {local_time(job['not_before'])}"
+        return f"looks again at {local_time(job['not_before'])}"
     return job.get("route_reason") or "" if job["state"] in {"queued", "migrating"} else ""
 
 
