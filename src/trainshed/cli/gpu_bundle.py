@@ -49,7 +49,9 @@ def bundle(
 
 def _told(document: Mapping[str, Any]) -> str:
     """The bundle as people read it."""
-    lines = [f"{document['files']} files, {document['size']}, would ship from {document['root']}"]
+    from trainshed.cli.output import count  # noqa: PLC0415 - not for `--help`
+
+    lines = [f"{count(document['files'], 'file')}, {document['size']}, would ship from {document['root']}"]
     if document.get("runs"):
         lines.append(f"runs      {document['runs']}")
     for key, title in (("included", "included"), ("left_out", "left out"), ("warnings", "warning")):

@@ -20,6 +20,7 @@ from trainshed.mcp.documents import (
 from trainshed.mcp.errors import ToolError
 from trainshed.model.scripts.guidance import UNTRUSTED
 from trainshed.model.scripts.states import SETTLED_WAITS, TERMINAL_WORDS, Word
+from trainshed.model.words import counted
 from trainshed.sdk.client import Client
 from trainshed.sdk.packing import pack
 
@@ -88,7 +89,9 @@ class Calls:
         # Everything that is wrong with the folder is told before a server is looked for.
         packed = pack(folder, arguments)
         client = self._client()
-        ask.progress(0, 1, f"{packed.summary['files']} files packed; sending what the server lacks")
+        ask.progress(
+            0, 1, f"{counted(packed.summary['files'], 'file')} packed; sending what the server lacks"
+        )
         packed.upload(client)
         answer = client.scripts.submit(packed.spec, request_id=given["request_id"], source=AGENT).raw
         job = self._waited(ask, answer["job"], given["wait_s"], _settled)
@@ -156,9 +159,7 @@ class Calls:
             "fetched": fetched,
             "outputs_dir": job["outputs_dir"],
             "files": len(listed),
-            "message": "It never ran, so it wrote nothing."
-            if fetched and not listed and job["started_at"] is None
-            else f"{len(listed)} files are in {job['outputs_dir']}."
+            "message": _brought(job, len(listed))
             if fetched
             else "They are still being brought; call gpu_fetch again.",
             "outputs": outputs,
@@ -283,3 +284,9 @@ def _cut(lines: list[str], *, from_end: bool) -> tuple[list[str], int]:
             break
         kept.append(line)
     return kept[::-1], len(short) - len(kept)
+
+
+def _brought(job: Mapping[str, Any], files: int) -> str:
+    if files:
+        return f"{counted(files, 'file')} brought to {job['outputs_dir']}."
+    return "It wrote no files." if job["started_at"] else "It never ran, so it wrote nothing."

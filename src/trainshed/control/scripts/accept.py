@@ -28,6 +28,7 @@ from trainshed.model.scripts.spec import MAX_BUNDLE_BYTES, DataItem, ScriptSpec
 from trainshed.model.scripts.states import Phase, Word
 from trainshed.model.states import OutputStatus, State
 from trainshed.model.strict_json import canonical_json
+from trainshed.model.words import counted
 from trainshed.store import access, contents, jobs, possession, scripts
 from trainshed.store.contents import Release
 from trainshed.store.database import Connection, Database
@@ -367,7 +368,8 @@ def _contents(spec: ScriptSpec, trial_id: str) -> list[dict[str, Any]]:
 def _sentence(wanted: _Wanted) -> str:
     """Only words of ours: names and paths come from the project (a.0.9)."""
     bundle = wanted.spec.bundle
-    return f"Submitted with {bundle.files} files ({bundle.bytes} bytes) and {len(wanted.spec.data)} datasets."
+    files, datasets = counted(bundle.files, "file"), counted(len(wanted.spec.data), "dataset")
+    return f"Submitted with {files} ({counted(bundle.bytes, 'byte')}) and {datasets}."
 
 
 def _job(wanted: _Wanted, job_id: str, key: str, now: float) -> Job:

@@ -27,6 +27,7 @@ from trainshed.control.scripts.ground import Ground, Look
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
 from trainshed.model.errors import Refusal
 from trainshed.model.scripts.states import Note
+from trainshed.model.words import counted
 from trainshed.store import manifests, queue, script_attempts, scripts
 from trainshed.store.database import Connection
 from trainshed.store.script_records import ScriptAttempt, ScriptCheckpoint
@@ -214,11 +215,12 @@ class Checkpoints:
             script_attempts.insert_checkpoint(connection, row)
             script = scripts.of_trials(connection, [look.trial.id])[look.trial.id]
             step = "" if found.step is None else f" of step {found.step}"
+            what = f"{counted(row.files, 'file')}, {counted(row.bytes, 'byte')}"
             scripts.note(
                 connection,
                 look.trial.id,
                 Note.CHECKPOINT_COPIED,
-                f"Checkpoint {number}{step} is kept: {row.files} files, {row.bytes} bytes.",
+                f"Checkpoint {number}{step} is kept: {what}.",
                 at=now,
                 # An Attempt that got further costs nothing of the budget.
                 values={"free_attempts": script.free_attempts + first},

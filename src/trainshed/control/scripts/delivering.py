@@ -18,6 +18,7 @@ from trainshed.control.crashpoints import Point, reach
 from trainshed.control.scripts.ending import OUTPUTS
 from trainshed.control.scripts.ground import Ground, look_at
 from trainshed.model.scripts.states import Note
+from trainshed.model.words import counted
 from trainshed.store import jobs, scripts
 from trainshed.store.database import Connection
 from trainshed.store.records import Artifact
@@ -68,7 +69,8 @@ class Deliverer:
         reach(Point.SCRIPT_AFTER_DELIVERY)
 
         def store(connection: Connection) -> None:
-            said = f"{done.files} files, {done.bytes} bytes, are in {look.script.outputs_dir}."
+            what = f"{counted(done.files, 'file')}, {counted(done.bytes, 'byte')}"
+            said = f"{what}, brought to {look.script.outputs_dir}."
             values = {"outputs_fetched": True, "outputs_count": done.files}
             scripts.note(connection, trial_id, Note.FETCHED, said, at=now, values=values)
 

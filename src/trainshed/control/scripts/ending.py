@@ -24,6 +24,7 @@ from trainshed.model.globs import OutputPatterns
 from trainshed.model.scripts.spec import LOCAL
 from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState, FailureKind, Note, Reason, Word
 from trainshed.model.states import OutputStatus, State
+from trainshed.model.words import counted
 from trainshed.policy.migration import UNCONFIRMED_SECONDS
 from trainshed.store import jobs, queue, script_attempts, scripts
 from trainshed.store.database import Connection
@@ -258,7 +259,7 @@ class Ender:
                 text = f"What it wrote could not be brought from {attempt.provider}; `gpu fetch` tries again."
                 scripts.note(connection, look.trial.id, Note.FETCH_FAILED, text, at=now, level="warning")
             elif count and state is not State.SUCCEEDED:
-                kept = f"{count} files that it wrote are kept."
+                kept = f"{counted(count, 'file')} that it wrote {'is' if count == 1 else 'are'} kept."
                 scripts.note(connection, look.trial.id, Note.OUTPUTS_KEPT, kept, at=now)
             reach(Point.SCRIPT_END_BEFORE_COMMIT)
             return True

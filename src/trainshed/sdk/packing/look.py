@@ -10,6 +10,7 @@ from typing import Any
 from trainshed.model.scripts.credentials import credential_rule
 from trainshed.model.scripts.faults import shown
 from trainshed.model.scripts.spec import DataItem
+from trainshed.model.words import counted
 from trainshed.sdk.packing.bundle import Asked, Examined, ask, examine, summary
 from trainshed.sdk.packing.contents import escaped
 from trainshed.sdk.packing.git import ignoring_rule
@@ -155,7 +156,7 @@ def look(project_dir: str, arguments: Mapping[str, Any]) -> Seen:
 def _dataset(item: DataItem) -> str:
     if item.uri is not None:
         return f"{item.mount} ({item.uri})"
-    return f"{item.mount} ({item.files} files, {size(item.bytes)}, {shown(item.path)})"
+    return f"{item.mount} ({counted(item.files, 'file')}, {size(item.bytes)}, {shown(item.path)})"
 
 
 def _verdict(path: str, rule: str, why: str, *, ships: bool = False) -> dict[str, Any]:
