@@ -67,6 +67,22 @@ def test_b_only_the_scripts_own_end_is_the_users_fault():
     assert judge_end(End("lost", started=True)).attempt is AttemptState.LOST
 
 
+@pytest.mark.parametrize(
+    "why", ["No matching distribution found for no_such", "Because no_such was not found"]
+)
+def test_b_a_package_that_is_not_there_twice_is_the_users_to_correct(why):
+    said = f"requirements.txt could not be installed: {why}; pip install ended with exit status 1"
+    first = judge_end(End("failed", 90, started=True, message=said))
+    assert (first.ending, why in first.message) == (Ending.LOST, True), "another place may have it"
+    other = judge_end(End("failed", 90, started=True, message=said, before=["something else"]))
+    assert other.ending is Ending.LOST
+    second = judge_end(End("failed", 90, started=True, message=said, before=[first.message]))
+    assert (second.ending, second.failure) == (Ending.FAILED, FailureKind.USER_ERROR)
+    assert why in second.message
+    network = End("failed", 90, started=True, message="the hub does not answer", before=["the same"])
+    assert judge_end(network).ending is Ending.LOST
+
+
 def test_b_budgets():
     assert gave_up(Budget(accepted=5, free=0, placements=29), 0.0) is None
     assert "6 Attempts" in (gave_up(Budget(accepted=6), 0.0) or "")

@@ -5,7 +5,8 @@ Times are seconds, moments Unix seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +31,8 @@ UNCONFIRMED_SECONDS = 300.0
 """How long a cancel may take before the Job says cancelled without a proof."""
 ENVIRONMENT_FAILED = 90
 """The runner's exit code where packages or datasets could not be had."""
+_MISSING = re.compile(r"could not be installed: (No matching distribution found for [^;]+|Because [^;]+)")
+"""What the runner says where the installer found no such package, or no such version."""
 START_SECONDS = 15.0
 """A death by signal so soon after the start is not the script's fault."""
 DELIVERY_PAUSES = (20.0, 60.0)
@@ -73,6 +76,8 @@ class End:
     """Whether the program was heard of: a metric, a step or a checkpoint."""
     interactive: bool = False
     message: str = ""
+    before: Collection[str] = ()
+    """What was said of the ends of earlier Attempts at the same provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ def judge_end(end: End) -> Verdict:
     if end.phase == "lost" or end.exit_code is None:
         return _lost(end, f"The session is gone{said}")
     if end.exit_code == ENVIRONMENT_FAILED:
-        return _lost(end, "Packages or datasets could not be had there (exit 90); the script is not to blame")
+        return _environment_failed(end)
     early = end.ran_seconds < START_SECONDS and not end.progressed
     if end.exit_code > _SIGNALS_FROM and early:
         number = end.exit_code - _SIGNALS_FROM
@@ -109,6 +114,18 @@ def judge_end(end: End) -> Verdict:
         f"The script ended with exit code {end.exit_code}.",
         FailureKind.USER_ERROR,
     )
+
+
+def _environment_failed(end: End) -> Verdict:
+    """Tried elsewhere, or there again; where the installer found no such package twice, it is not there."""
+    missing = _MISSING.search(end.message)
+    if missing is None:
+        return _lost(end, "Packages or datasets could not be had there (exit 90); the script is not to blame")
+    again = _lost(end, f"Packages could not be had there (exit 90): {missing.group(1).rstrip('.')}")
+    if again.message not in end.before:
+        return again
+    said = f"Packages could not be had there twice (exit 90): {missing.group(1).rstrip('.')}."
+    return Verdict(Ending.FAILED, Reason.SCRIPT_FAILED, AttemptState.FAILED, said, FailureKind.USER_ERROR)
 
 
 def _lost(end: End, sentence: str) -> Verdict:

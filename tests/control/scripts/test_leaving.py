@@ -129,6 +129,18 @@ def test_b_a_failed_environment_is_not_blamed_on_the_script(cloud, code):
     assert tale.attempts[0].state == "lost"
 
 
+def test_b_packages_that_are_not_there_twice_end_the_job_with_the_installers_line(cloud):
+    d = cloud()
+    why = "No matching distribution found for no_such_thing"
+    said = f"requirements.txt could not be installed: {why}; -m pip install ended with exit status 1"
+    about = {"code": 90, "signal": None, "stage": "install", "stopped": False, "message": said}
+    d.cloud.course = runs(3.0, code=90, lines=((2.0, wire("exit", **about)),))
+    tale = d.rest(d.pack(), pause=10.0)
+    assert (tale.words[-1], tale.look.script.failure_kind) == ("failed", "user_error")
+    assert why in tale.look.script.message
+    assert [each.state for each in tale.attempts] == ["lost", "failed"]
+
+
 def test_b_a_signal_after_a_while_is_the_scripts_own(cloud):
     d = cloud()
     d.cloud.course = runs(300.0, code=139)

@@ -36,6 +36,7 @@ from trainshed.model.scripts.states import AttemptState, Note, Reason, Word
 from trainshed.model.states import State
 from trainshed.policy.migration import (
     CONSEQUENCES,
+    ENVIRONMENT_FAILED,
     PROVISION_SECONDS,
     STALLED_SECONDS,
     UNREACHABLE_LOST_SECONDS,
@@ -434,7 +435,9 @@ def verdict_of(
     if code is None:
         code = heard.exit.code if heard.exit else live.exit_code
     ended = status.finished_at or now
-    message = status.message or (heard.exit.message if heard.exit else "") or live.message or ""
+    told = (heard.exit.message if heard.exit else "") or live.message or ""
+    message = told if told and code == ENVIRONMENT_FAILED else status.message or told
+    earlier = [each for each in here.attempts if each.number < live.number]
     progress, phase = heard.progress, status.phase
     if heard.exit is not None and heard.exit.stopped and phase is not Phase.LOST:
         phase = Phase.CANCELLED  # it left because it was told to, whatever its exit code
@@ -447,6 +450,7 @@ def verdict_of(
             progressed=progress.source is not None or heard.stored > 0 or here.done_fraction > 0,
             interactive=here.spec.interactive,
             message=message,
+            before=[each.message or "" for each in earlier if each.provider == live.provider],
         )
     )
 

@@ -57,6 +57,12 @@ if TYPE_CHECKING:
 
     from trainshed.jobkit.gpu_runner.jobs import Deps, Place
 
+_MISSING = re.compile(
+    rb"No matching distribution found for [^\r\n;]+|Because [^\r\n;]*(?:not found|no version)[^\r\n;]*"
+)
+"""How pip and uv say that there is no such package, or no such version of it."""
+_LONGEST_WHY = 200
+
 
 class Environment:
     """What runs the program."""
@@ -233,16 +239,23 @@ class _Making:
         for name in HIDDEN:
             env.pop(name, None)
         env.update(PYTHONUNBUFFERED="1", PIP_NO_COLOR="1", NO_COLOR="1")
+        why: list[bytes] = []
+
+        def write(data: bytes) -> None:
+            why[:] = _MISSING.findall(data)[-1:] or why
+            say.raw(data)
+
+        relay = Relay(write)
         try:
             ended = program.run(
-                argv, cwd=self._place.code, env=env, relay=Relay(), stop=self._stop, grace=self._place.grace
+                argv, cwd=self._place.code, env=env, relay=relay, stop=self._stop, grace=self._place.grace
             )
         except program.CannotStart as problem:
             raise Broken(str(problem)) from None
         if self._stop.asked:
             raise Stopped
         if ended.code != 0:
-            _fail(argv, ended.code, self._wanted.name)
+            _fail(argv, ended.code, self._wanted.name, why[-1:])
 
 
 def _try(lock: int) -> bool:
@@ -254,9 +267,11 @@ def _try(lock: int) -> bool:
     return True
 
 
-def _fail(argv: list[str], code: int, name: str) -> NoReturn:
+def _fail(argv: list[str], code: int, name: str, why: list[bytes]) -> NoReturn:
     what = shlex.join(argv[1:4]) if argv[1:2] == ["-m"] else f"{os.path.basename(argv[0])} {argv[1]}"
-    raise Broken(f"{name} could not be installed: {what} ended with exit status {code}; its output is above")
+    told = "".join(line.decode(errors="replace")[:_LONGEST_WHY].strip() + "; " for line in why)
+    said = f"{what} ended with exit status {code}; its output is above"
+    raise Broken(f"{name} could not be installed: {told}{said}")
 
 
 def _plain(place: Place) -> Environment:
