@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DELIVERY_SECONDS = 15.0
 """How long the server is given to write them itself; after that this program downloads them."""
 _LISTED = 20
+_NEWEST = 0
+"""Stands for the newest checkpoint; they are counted from 1."""
 
 
 @click.command()
@@ -28,15 +30,39 @@ _LISTED = 20
 @click.option("--dest", metavar="DIR", help="Write them here instead of the project's runs/ID.")
 @click.option("--timeout", type=SECONDS, metavar="S", help="Wait so many seconds for the Job's end at most.")
 @click.option("--refetch", is_flag=True, help="Bring them again although they are there; nothing is deleted.")
+@click.option(
+    "--checkpoint",
+    metavar="[N]",
+    type=click.IntRange(min=_NEWEST),
+    is_flag=False,
+    flag_value=_NEWEST,
+    help="Bring checkpoint N instead, without N the newest that is kept; of a Job that goes on, too.",
+)
 @json_option
 @click.pass_obj
-def fetch(session: Session, *, ref: str, dest: str | None, timeout: float | None, refetch: bool) -> None:
+def fetch(
+    session: Session,
+    *,
+    ref: str,
+    dest: str | None,
+    timeout: float | None,
+    refetch: bool,
+    checkpoint: int | None,
+) -> None:
     """Bring what a Job wrote.
 
-    Waits for its end; also what one that failed or was cancelled had saved is brought. Files are verified,
-    and only those of the same names are replaced.
+    Waits for its end; also outputs of one that failed or was cancelled are brought. Files are verified,
+    and only those of the same names are replaced. With --checkpoint, behind ID, it does not wait, and
+    writes into runs/ID/checkpoints/N.
     """
+    if checkpoint is not None and (refetch or timeout is not None):
+        raise click.UsageError("--checkpoint brings what is kept now: it takes no --timeout or --refetch")
     with session.client() as client:
+        if checkpoint is not None:
+            job, found = _checkpoint(client, ref, checkpoint, dest)
+            document = told(job, outputs_dir=found["dir"], files=found["count"], checkpoint=found)
+            session.show(document, Sentence(lambda row: outputs_text(row["checkpoint"])))
+            return
         job = client.scripts.get(ref).job.raw
         session.script = None if job["state"] in ENDED else job["short_id"]
         if session.script is not None:
@@ -90,6 +116,39 @@ def bring(
         "bytes": sum(int(each["bytes"]) for each in listed),
         "listing": [{"path": each["path"], "bytes": each["bytes"]} for each in listed],
     }
+
+
+def _checkpoint(
+    client: Client, ref: str, number: int, dest: str | None
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Have a checkpoint in ``dest``, or in the Job's own folder; the Job, and what was brought."""
+    from trainshed.sdk.errors import LocalFileError, TrainshedError  # noqa: PLC0415 - not for `--help`
+
+    seen = client.scripts.get(ref).raw
+    job, kept = seen["job"], [int(each["number"]) for each in seen["checkpoints"]]
+    if number == _NEWEST and not kept:
+        raise TrainshedError(
+            f"no checkpoint of {job['short_id']} is kept",
+            hint="What a program saves in gpu.checkpoint_dir() is; see docs/gpu.md.",
+        )
+    number = number or max(kept)
+    if dest is None and not Path(job["project_dir"]).is_dir():
+        said = f"the project's folder {job['project_dir']} is not on this machine"
+        raise LocalFileError(said, hint="`--dest DIR` says where the checkpoint goes instead.")
+    own = f"{job['outputs_dir']}/checkpoints/{number}"
+    target = os.path.abspath(os.path.expanduser(dest)) if dest else own  # noqa: PTH100, PTH111 - links stay as they were named
+    brought = client.scripts.fetch_checkpoint(job["short_id"], number, target)
+    for each in brought:
+        if each.error is not None:
+            raise each.error
+    found = {
+        "number": number,
+        "dir": target,
+        "count": len(brought),
+        "bytes": sum(each.artifact.size for each in brought),
+        "listing": [{"path": each.artifact.name, "bytes": each.artifact.size} for each in brought],
+    }
+    return job, found
 
 
 def outputs_text(outputs: Mapping[str, Any]) -> str:

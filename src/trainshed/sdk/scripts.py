@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainshed.sdk.checkpoints import CheckpointFile
 from trainshed.sdk.download import MAX_PARALLEL, Downloaded, Progress, check_names, download_all
 from trainshed.sdk.errors import ConfigurationError, WaitTimeout
 from trainshed.sdk.logs import OUTAGE_SECONDS
+from trainshed.sdk.script_checkpoints import checkpoint_files, download_checkpoint
 from trainshed.sdk.script_objects import (
     CancelledScript,
     Plain,
@@ -220,6 +222,19 @@ class Scripts:
             parallel=MAX_PARALLEL,
             progress=progress,
         )
+
+    def checkpoint_files(self, reference: str, number: int) -> Sequence[CheckpointFile]:
+        """What a checkpoint holds, by path. Raises `NotFound` ``CHECKPOINT_NOT_FOUND``; `get` lists them."""
+        return checkpoint_files(self._transport, reference, number)
+
+    def fetch_checkpoint(
+        self, reference: str, number: int, dest: str | Path, *, overwrite: bool = True
+    ) -> Sequence[Downloaded]:
+        """Download a checkpoint into ``dest``, of a Job that goes on too; every file is verified.
+
+        One result a file: a path, or an error. None leaves ``dest``. Raises `NotFound`, `UnsafeName`.
+        """
+        return download_checkpoint(self._transport, reference, number, Path(dest), overwrite=overwrite)
 
     def wait(self, reference: str, *, timeout: float | None = None) -> ScriptJob:
         """Wait until the Job has ended, however it ended. Raises `WaitTimeout`; the Job goes on."""

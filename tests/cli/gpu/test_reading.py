@@ -136,6 +136,49 @@ def test_logs_follow_to_the_end_of_the_job(gpu, new_project):
     assert last == {"eof": True, "state": "done"}
 
 
+SAVES = """
+import gpu
+for step in (3, 7):
+    with gpu.checkpoint(step, keep=1) as folder:
+        (folder / "state.pt").write_text(f"state {step}")
+        (folder / "a b#%41.txt").write_text("")
+raise SystemExit(1)
+"""
+
+
+def test_a_checkpoint_that_is_kept_is_brought_beside_the_outputs_or_elsewhere(gpu, new_project, tmp_path):
+    folder = new_project({"saves.py": SAVES})
+    ran = gpu("run", "--smoke", "saves.py", folder=folder)
+    assert ran.status == 10, ran.err
+    job = gpu.json("jobs", "--all", "--here", folder=folder)["items"][0]
+    short = job["short_id"]
+    kept = gpu.json("status", short)["checkpoints"]
+    newest = max(each["number"] for each in kept)
+    found = gpu.json("fetch", short, "--checkpoint")
+    place = folder / "runs" / short / "checkpoints" / str(newest)
+    assert (found["checkpoint"]["number"], found["outputs_dir"]) == (newest, str(place))
+    assert (place / "step-00000007" / "state.pt").read_text() == "state 7"
+    listed = {each["path"] for each in found["checkpoint"]["listing"]}
+    assert listed == {str(each.relative_to(place)) for each in place.rglob("*") if each.is_file()}
+    assert "step-00000007/a b#%41.txt" in listed
+    ran = gpu("fetch", short, "--checkpoint", str(newest), "--dest", str(tmp_path / "there"))
+    assert ran.status == 0, ran.err
+    assert "state.pt" in ran.out
+    assert (tmp_path / "there" / "step-00000007" / "state.pt").read_text() == "state 7"
+    assert "--checkpoint" in gpu.json("status", short)["guidance"]["next"]
+
+
+def test_a_checkpoint_that_is_not_kept_is_said_and_nothing_is_written(gpu, done, tmp_path):
+    short, _ = done
+    target = tmp_path / "none"
+    for words, said in ((["--checkpoint"], "no checkpoint of"), (["--checkpoint", "9"], "no checkpoint `9`")):
+        ran = gpu("fetch", short, *words, "--dest", str(target))
+        assert ran.status != 0
+        assert said in ran.err
+    assert gpu("fetch", short, "--checkpoint", "--refetch").status == 2
+    assert not target.exists()
+
+
 def test_fetch_waits_for_the_end_as_long_as_it_may(gpu, new_project):
     folder = new_project()
     gate = folder / "go"

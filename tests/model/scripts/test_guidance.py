@@ -110,3 +110,7 @@ def test_a9_what_to_do_with_one_that_ended():
     assert "gpu_logs" in guidance(JOB | {"state": "failed", "failure_kind": "user_error"})["next"]
     assert "gpu_route" in guidance(JOB | {"state": "failed", "failure_kind": "no_provider"})["next"]
     assert "Do not submit" in guidance(JOB | {"state": "denied"})["next"]
+    cancelled = guidance(JOB | {"state": "cancelled", "checkpoint_count": 2})["next"]
+    assert "gpu_fetch" in cancelled
+    assert "--checkpoint" in cancelled
+    assert "--checkpoint" not in guidance(JOB | {"state": "cancelled", "checkpoint_count": 0})["next"]

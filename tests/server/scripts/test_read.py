@@ -141,6 +141,16 @@ def test_another_projects_Job_is_not_there(module_site, job):
     for path in (f"/v1/scripts/{job['id']}", f"/v1/jobs/{job['id']}", f"/v1/scripts/{job['id']}/logs"):
         assert module_site.get(path, key=key).json()["code"] == "JOB_NOT_FOUND"
     assert module_site.get("/v1/scripts", key=key).json()["items"] == []
+    checkpoint = f"/v1/scripts/{job['id']}/checkpoints/1/files"
+    for path in (checkpoint, f"{checkpoint}/state.pt"):
+        assert module_site.get(path, key=key).json()["code"] == "JOB_NOT_FOUND"
+
+
+@pytest.mark.parametrize("number", ["1", "0", "-1", "x", "9" * 30, "²", "%00"])
+def test_a4_a_checkpoint_that_is_not_kept_is_not_found(module_site, job, number):
+    for path in ("files", "files/a"):
+        answer = module_site.get(f"/v1/scripts/{job['id']}/checkpoints/{number}/{path}")
+        assert (answer.status_code, answer.json()["code"]) == (404, "CHECKPOINT_NOT_FOUND")
 
 
 def test_P10_why_one_waits_for_this_machine_is_told_at_the_other_doors_too(module_site, job):

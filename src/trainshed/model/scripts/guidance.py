@@ -139,7 +139,9 @@ def _ended(job: Mapping[str, Any], word: Word) -> dict[str, Any]:
         case Word.DENIED:
             said = "Do not submit it again: a person refused it. Ask your user what to change."
         case _:
-            said = f"What it had saved is kept; gpu_fetch ref={short} brings it."
+            said = f"Bring what it had written to gpu.output_dir() with gpu_fetch ref={short}."
+    if word is not Word.DONE and job.get("checkpoint_count"):
+        said += f" Its newest checkpoint is kept: `gpu fetch {short} --checkpoint` brings it."
     return {**found, "next": said}
 
 

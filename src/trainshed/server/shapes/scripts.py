@@ -155,6 +155,14 @@ class ScriptCheckpoint(Shape):
     saved_at: GTime
 
 
+class ScriptCheckpointFile(Shape):
+    """One file of a checkpoint."""
+
+    path: str = Field(description="Relative to the checkpoint folder.")
+    bytes: int
+    sha256: str
+
+
 class ScriptDetail(Shape):
     """A script Job with its history."""
 
