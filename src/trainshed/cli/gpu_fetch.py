@@ -153,6 +153,8 @@ def _checkpoint(
 
 def outputs_text(outputs: Mapping[str, Any]) -> str:
     """The outputs as people read them."""
+    if not outputs["count"]:
+        return "There are no files: it wrote none."
     told_size = size(int(outputs["bytes"]))
     lines = [f"{count(outputs['count'], 'file')}, {told_size}, in {outputs['dir']}"]
     lines += [f"  {size(int(each['bytes'])):>10}  {each['path']}" for each in outputs["listing"][:_LISTED]]

@@ -1,0 +1,17 @@
+"""What ``gpu`` says of a Job that waits, and of one that wrote nothing (contract G, i)."""
+
+from __future__ import annotations
+
+from trainshed.cli.gpu_fetch import outputs_text
+from trainshed.cli.gpu_views import say
+
+
+def test_a_queued_job_says_when_it_is_looked_at_again():
+    assert say({"state": "queued", "not_before": "2026-11-30T12:00:00Z"}).startswith("looks again at ")
+
+
+def test_fetch_says_that_there_are_no_files():
+    nothing = {"dir": "/runs/abc123", "count": 0, "bytes": 0, "listing": []}
+    assert outputs_text(nothing) == "There are no files: it wrote none."
+    one = {**nothing, "count": 1, "bytes": 3, "listing": [{"path": "a", "bytes": 3}]}
+    assert outputs_text(one).startswith("1 file, ")
