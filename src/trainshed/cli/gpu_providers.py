@@ -23,7 +23,12 @@ _UNITS = {"gpu_hours": "h", "credits": " credits", "usd": " USD"}
 
 def gpus(row: Mapping[str, Any]) -> str:
     """The accelerators that a provider offers."""
-    kinds = sorted({str(each.get("type")) for each in row.get("gpus") or ()})
+    kinds = sorted(
+        {
+            f"{each.get('type')}{' (simulated)' if each.get('simulated') else ''}"
+            for each in row.get("gpus") or ()
+        }
+    )
     return ", ".join(kinds) or "none"
 
 

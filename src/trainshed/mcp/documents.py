@@ -153,5 +153,10 @@ def _line(job: Mapping[str, Any], *, verbose: bool) -> dict[str, Any]:
 def _provider(provider: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("name", "enabled", "health", "message", "running", "cooldown_until", "exhausted_until")
     found = without_nulls({key: provider.get(key) for key in keys})
-    found["gpus"] = sorted({str(gpu.get("type")) for gpu in provider.get("gpus", ())})
+    found["gpus"] = sorted(
+        {
+            f"{gpu.get('type')}{' (simulated)' if gpu.get('simulated') else ''}"
+            for gpu in provider.get("gpus", ())
+        }
+    )
     return found

@@ -143,7 +143,9 @@ def test_every_command_is_in_the_documentation():
 def test_the_others_answer_with_one_document_each(gpu, tmp_path):
     assert gpu.json("quota")["summary"]
     assert gpu.json("quota", "--refresh")["quota"][0]["provider"] == "local"
-    assert gpu.json("providers", "--check")["items"][0]["health"] == "ok"
+    here = gpu.json("providers", "--check")["items"][0]
+    assert (here["health"], here["gpus"][0]["type"], here["gpus"][0]["simulated"]) == ("ok", "H100", True)
+    assert "H100 (simulated)" in gpu("providers").out
     assert gpu.json("login", "local")["ok"] is True
     ran = gpu("login", "kaggle")
     assert ran.status == 1

@@ -64,6 +64,9 @@ def test_a_packed_project_trains_on_this_machine_to_its_outputs(real):
     tale = real.rest(job)
     assert tale.words[:4] == ["queued", "routing", "provisioning", "running"]
     assert tale.words[-1] == "done", real.log(job)
+    assert tale.look.script.gpu == "H100"
+    assert "H100 (simulated) with" in tale.look.script.route_reason
+    assert "Started on local, H100 (simulated)." in [each.message for each in tale.events]
     assert real.delivered(job) == {"sub/model.txt": b"from 0"}
     shown = [line for line in real.log(job) if not hidden(line)]
     assert 'arguments ["a b", "", "--lr=1", "\\u00fc"] value' in "\n".join(shown)

@@ -41,6 +41,13 @@ def test_G3_a_provider_is_chosen_and_the_reason_says_why():
     assert "long sessions suit a long Job (+30)" in long.reason
 
 
+def test_G3_a_gpu_of_the_accounting_alone_is_called_simulated():
+    here = replace(LOCAL, offers=(Offer("H100", 81.9, simulated=True),))
+    found = decide(need(), (here,), NOW)
+    assert found.reason.startswith("local · H100 (simulated) with 81.9 GB")
+    assert found.as_dict()["candidates"][0]["gpu"] == "H100", "what reads it knows types"
+
+
 def test_G4_G61_a_quick_test_prefers_this_machine_and_says_so_where_it_cannot():
     assert decide(need(smoke=True, hours=None), ALL, NOW).chosen.provider == "local"
     gone = replace(LOCAL, health=Health.UNAVAILABLE, message="the driver is missing")

@@ -105,7 +105,7 @@ class RoutePlanner:
         question = replace(
             question,
             provider=name,
-            gpu=decision.chosen.offer.type if decision.chosen.offer else None,
+            gpu=decision.chosen.offer.label if decision.chosen.offer else None,
             quota_left=view.quota.left_hours if view.quota else None,
         )
         after = approval.overrun_after(rules, source, name, spec.declared_hours, interactive=spec.interactive)
@@ -195,7 +195,10 @@ def shares_approved(look: Look | None) -> Sequence[str]:
 def offers_of(state: ProviderState | None) -> list[Offer]:
     """What a provider offered when it was asked last."""
     listed = json.loads((state.offers if state else None) or "[]")
-    return [Offer(each["type"], each["vram_gb"], each.get("count", 1)) for each in listed]
+    return [
+        Offer(each["type"], each["vram_gb"], each.get("count", 1), each.get("simulated", False))
+        for each in listed
+    ]
 
 
 def offers_document(offers: Sequence[GpuOffer]) -> str:

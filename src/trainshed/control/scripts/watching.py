@@ -245,7 +245,9 @@ class Watcher:
         """PREPARING -> RUNNING; the state after it."""
         if here.trial.state is not State.PREPARING:
             return here.trial.state
-        said = f"Started on {attempt.provider}" + (f", {here.script.gpu}." if here.script.gpu else ".")
+        simulated = " (simulated)" if here.held is not None and here.held.simulated else ""
+        gpu = f", {here.script.gpu}{simulated}" if here.script.gpu else ""
+        said = f"Started on {attempt.provider}{gpu}."
         values: dict[str, Any] = {"user_code_started": True}
         if here.trial.started_at is None:
             values["started_at"] = started

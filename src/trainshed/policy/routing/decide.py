@@ -84,7 +84,7 @@ def _label(offer: Offer | None) -> str:
     if offer is None:
         return "no GPU"
     many = f"{offer.count} x " if offer.count > 1 else ""
-    return f"{many}{offer.type} with {offer.vram_gb:g} GB"
+    return f"{many}{offer.label} with {offer.vram_gb:g} GB"
 
 
 def _share(need: Need, view: ProviderView) -> float | None:

@@ -33,6 +33,13 @@ class Offer:
     vram_gb: float
     """Memory of one of them."""
     count: int = 1
+    simulated: bool = False
+    """It exists only in the accounting."""
+
+    @property
+    def label(self) -> str:
+        """The type as people are told of it."""
+        return f"{self.type} (simulated)" if self.simulated else self.type
 
 
 @dataclass(frozen=True, slots=True)
