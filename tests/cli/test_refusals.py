@@ -111,7 +111,7 @@ def test_an_unknown_runner_names_the_nearest_ones(run, fake):
     [
         (["jbo", "list"], "did you mean `job`?"),
         (["job", "sumbit"], "did you mean `submit`"),
-        (["zzz"], "known: job, gpu, train, trial"),
+        (["zzz"], "known: job, train, gpu, trial"),
         (["job", "get", "x", "--jsno"], "--json"),
         (["job", "get"], "JOB_ID"),
         (["job", "get", documents.TRIAL_ID], f"see `trainshed trial get {documents.TRIAL_ID}`"),
