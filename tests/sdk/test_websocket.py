@@ -157,7 +157,7 @@ def test_a_frame_that_is_too_long_is_not_read(serve):
         connection.receive()
 
 
-@pytest.mark.parametrize(("code", "status"), [(0, Exit.OK), (3, Exit.FAILED), (None, Exit.FAILED)])
+@pytest.mark.parametrize(("code", "status"), [(0, Exit.OK), (3, 3), (None, Exit.FAILED)])
 def test_C50_a_shell_hands_stdin_on_prints_what_comes_and_ends_as_it_ended(serve, code, status):
 
     typed: list[bytes] = []
