@@ -45,7 +45,7 @@ def shell(context: click.Context, *, task: str, role: str | None, index: int | N
     if index is not None and role is None:
         raise click.UsageError("--index counts within a role; give --role too")
     session = context.ensure_object(Session)
-    columns, rows = shutil.get_terminal_size()
+    columns, rows = _window()
     with session.client() as client:
         connection = client.tasks.shell(
             task, role=role, index=index, rows=rows, columns=columns, tty=sys.stdin.isatty()
@@ -108,6 +108,15 @@ def _type(connection: WebSocket) -> None:
         connection.send(json.dumps({"eof": True}))
 
 
+def _window() -> tuple[int, int]:
+    """Columns and rows of the terminal that is typed at; COLUMNS and LINES do not follow its window."""
+    with contextlib.suppress(OSError, ValueError):
+        columns, rows = os.get_terminal_size(sys.stdin.fileno())
+        if columns and rows:
+            return columns, rows
+    return shutil.get_terminal_size()
+
+
 @contextlib.contextmanager
 def _terminal(connection: WebSocket) -> Iterator[None]:
     """Hand every key on as it is, and tell of a window that changes its size, while a person types."""
@@ -118,7 +127,7 @@ def _terminal(connection: WebSocket) -> Iterator[None]:
     import tty  # noqa: PLC0415 - as above
 
     def resized(*_: object) -> None:
-        columns, rows = shutil.get_terminal_size()
+        columns, rows = _window()
         connection.send(json.dumps({"resize": {"rows": rows, "columns": columns}}))
 
     number = sys.stdin.fileno()
