@@ -234,7 +234,7 @@ INVALID = [
 @pytest.mark.parametrize("document", VALID)
 def test_the_schema_for_editors_takes_what_is_taken(document):
     jsonschema.validate(document, gpu_yaml_schema())
-    read_gpu_yaml(yaml.safe_dump(document).encode())
+    assert read_gpu_yaml(yaml.safe_dump(document).encode()) is not None
 
 
 @pytest.mark.parametrize("document", INVALID, ids=str)
