@@ -28,7 +28,7 @@ from trainshed.sdk.websocket import WebSocket, open_websocket
 SECRET = "s3cret-of-the-program"
 READY = "echo ready; exec sleep 1000"
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
