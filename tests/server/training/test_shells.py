@@ -183,8 +183,9 @@ def test_C50_the_command_at_a_real_terminal_passes_keys_sizes_and_the_exit_code_
     ) as command:
         os.close(inner)
         read_until(master, b"/work")  # the prompt: what is typed before is not for the shell
-        os.write(master, b"stty size; sleep 1000\n")
-        read_until(master, b"33 88")
+        # It says itself that it is in front: a key that comes between two commands interrupts neither.
+        os.write(master, b"stty size; sh -c 'echo rea\"\"dy; exec sleep 1000'\n")
+        read_until(master, b"33 88", b"ready")
         os.write(master, b"\x03")
         termios.tcsetwinsize(master, (44, 99))
         # The prompt again: what is typed before may be thrown away with what the key interrupted.
