@@ -113,7 +113,37 @@ def test_without_a_token_of_its_own_a_job_has_that_of_the_storage(tmp_path, star
     hub = start(token="storage-token")
     for name in fetching._TOKENS:
         monkeypatch.delenv(name, raising=False)
-    assert fetched(tmp_path, hub, "hf://datasets/owner/set", monkeypatch, "storage-token").is_dir()
+    uri = "hf://datasets/owner/set"
+    named = {"TRAINSHED_HUB_TOKEN": "storage-token", "TRAINSHED_HUB_ENDPOINT": hub.url + "/"}
+    done = run(tmp_path, hub, uri, **named)
+    assert done.code == 0
+    assert {token for _, token in hub.asked} == {"Bearer storage-token"}
+    assert hub.stored == [None]
+
+
+@pytest.mark.parametrize("named", [{}, {"TRAINSHED_HUB_ENDPOINT": "http://127.0.0.1:9"}])
+@pytest.mark.parametrize("library", [False, True], ids=["plain", "library"])
+def test_a_hub_that_the_job_named_is_not_shown_the_token_of_the_storage(
+    tmp_path, start, monkeypatch, named, library
+):
+    """`HF_ENDPOINT` may come from gpu.yaml, and what is there may keep what it is shown."""
+    hub = start()
+    for name in fetching._TOKENS:
+        monkeypatch.delenv(name, raising=False)
+    if library:
+        packages = tmp_path / "packages"
+        packages.mkdir()
+        (packages / "huggingface_hub.py").write_text(
+            "def snapshot_download(repo_id, *, token, **more): raise OSError(f'token is {token}')\n"
+        )
+        named = {**named, "PYTHONPATH": str(packages)}
+    done = run(tmp_path, hub, "hf://datasets/owner/set", TRAINSHED_HUB_TOKEN="storage-token", **named)
+    assert done.code == 0, "what needs no token is fetched all the same"
+    assert len(hub.asked) > 1
+    assert {token for _, token in hub.asked} == {None}
+    assert ("token is False" in done.text) is library
+    assert "is not for " + hub.url in done.text
+    assert "storage-token" not in done.text
 
 
 @pytest.mark.parametrize(

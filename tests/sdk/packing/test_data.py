@@ -138,6 +138,20 @@ def test_G57_an_unpinned_revision_is_resolved_to_a_commit_at_the_submission(make
     assert dry.spec["data"][0]["uri"] == given
 
 
+def test_the_hub_of_this_environment_is_asked_without_a_token_and_never_one_of_gpu_yaml(make, monkeypatch):
+    answer = {"GET /api/datasets/org/set/revision/main": Reply(200, {"sha": COMMIT})}
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "TRAINSHED_HUB_TOKEN"):
+        monkeypatch.setenv(name, "the-token")
+    with FakeServer(answer) as hub, FakeServer(answer) as other:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        place = make({"gpu.yaml": f"env: {{HF_ENDPOINT: '{other.url}'}}\n"})
+        ready = prepare(Uploads(), place, {"script": "train.py", "data": ["hf://datasets/org/set"]})
+        assert (len(hub.seen), len(other.seen)) == (1, 0)
+        assert "the-token" not in str(hub.seen[0].headers)
+    assert ready.spec["env"] == {"HF_ENDPOINT": other.url}
+    assert COMMIT in ready.spec["data"][0]["uri"]
+
+
 @pytest.mark.parametrize(
     "reply", [Reply(404, {}), Reply(200, {"sha": "../x"}), Reply(200, b"<html>"), Reply(200, [])]
 )

@@ -53,7 +53,8 @@ Environment, besides that of the program: ``TRAINSHED_JOB_ID``, ``TRAINSHED_ATTE
 ``TRAINSHED_PROTOCOL=1`` and, all optional and hidden from the program: ``TRAINSHED_ENV_CACHE`` (folder of
 installed environments that Jobs share), ``TRAINSHED_STOP_GRACE_S`` (seconds between SIGTERM and SIGKILL, 10),
 ``TRAINSHED_CHECKPOINT_INTERVAL_S`` (instead of the manifest's minutes), ``TRAINSHED_HUB_TOKEN`` (for hub
-datasets, where the program has none of its own). ``HF_ENDPOINT`` is the hub's address. The program also has
+datasets, where the program has none of its own) and ``TRAINSHED_HUB_ENDPOINT`` (the only hub that sees it,
+else huggingface.co). ``HF_ENDPOINT``, which a Job may set, is the hub's address. The program also has
 ``TRAINSHED_CHECKPOINT_REQUEST``, the path of ``.gpu/checkpoint_requested``.
 
 Wire lines: ``::gpu:: {json}`` on standard output, one a line; ``t`` is the kind::

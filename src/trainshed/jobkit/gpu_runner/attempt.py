@@ -88,7 +88,13 @@ class _Course:
         if job.data:
             place = self._place = _with_room_for_data(place)
         for mount, uri in job.data:
-            hub.fetch(uri, os.path.join(place.data, mount), place.hub_token, lambda: bool(self._stop.asked))
+            hub.fetch(
+                uri,
+                os.path.join(place.data, mount),
+                place.hub_token,
+                lambda: bool(self._stop.asked),
+                token_for=place.hub_token_for,
+            )
         self._enter("install")
         environment = environments.prepare(place, job.deps, self._stop)
         self._enter("script")

@@ -1,7 +1,8 @@
 """Datasets of the hub (``hf://datasets/OWNER/REPO[@REV][/SUB]``), fetched where the Job runs (e.12).
 
 `huggingface_hub` is used where it can be imported, for it knows every way of fetching; plain HTTPS does
-without. ``HF_ENDPOINT`` is the address of the hub for both.
+without. ``HF_ENDPOINT`` is the address of the hub for both. A Job may set that itself: the storage's token is
+shown to the hub's own address alone, or to the one that whoever gave the token named beside it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _TIMEOUT = 60.0
 _AT_ONCE = 8
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _MOST_PAGES = 10_000
+DEFAULT = "https://huggingface.co"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 
 TYPE_CHECKING = False
@@ -58,15 +60,26 @@ def parse(uri: str) -> Address:
     return Address(match.group(1), urllib.parse.unquote(match.group(2) or "main"), sub)
 
 
-def fetch(uri: str, into: str, token: str | None, stopped: Callable[[], bool] = lambda: False) -> None:
+def fetch(
+    uri: str,
+    into: str,
+    token: str | None,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    token_for: str | None = None,
+) -> None:
     """Have the dataset at ``into``: a folder, or a file where ``SUB`` is one. Raises `Broken`.
 
-    What is there already is left: a dataset appears as a whole, by one rename.
+    What is there already is left: a dataset appears as a whole, by one rename. ``token`` is the storage's,
+    for a Job without one of its own; only the hub at ``token_for`` is shown it, else the hub itself.
     """
     if os.path.lexists(into):
         return
     address = parse(uri)
     own = next((os.environ[name] for name in _TOKENS if os.environ.get(name)), None)
+    if token and not own and _base() != (token_for or DEFAULT).rstrip("/"):
+        say.note(f"the token of the storage is not for {_base()}; asking without it")
+        token = None
     part = into + ".part"
     shutil.rmtree(part, ignore_errors=True)
     os.makedirs(part)
@@ -81,6 +94,11 @@ def fetch(uri: str, into: str, token: str | None, stopped: Callable[[], bool] = 
         raise Broken(f"{uri} could not be fetched: {_reason(problem)}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _base() -> str:
+    """Where the hub is, by what this Job was given."""
+    return (os.environ.get("HF_ENDPOINT") or DEFAULT).rstrip("/")
 
 
 def _reason(problem: Exception) -> str:
@@ -123,7 +141,7 @@ class _Hub:
     """The hub over plain HTTPS."""
 
     def __init__(self, token: str | None, stopped: Callable[[], bool]) -> None:
-        self._base = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+        self._base = _base()
         if not self._base.startswith(("https://", "http://")):
             raise Broken("HF_ENDPOINT must be an http or https address")
         self._token = token

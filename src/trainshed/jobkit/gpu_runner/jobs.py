@@ -78,6 +78,8 @@ class Place(NamedTuple):
     """Seconds a program has between SIGTERM and SIGKILL."""
     interval: float | None
     hub_token: str | None
+    hub_token_for: str | None
+    """Where the hub is that may be shown that token; without it the hub's own address."""
 
     def state(self, name: str) -> str:
         """A file of the runner's own."""
@@ -116,6 +118,7 @@ def place(work: str, environ: Mapping[str, str]) -> Place:
         grace=_GRACE if grace is None else grace,
         interval=number("TRAINSHED_CHECKPOINT_INTERVAL_S"),
         hub_token=environ.get("TRAINSHED_HUB_TOKEN") or None,
+        hub_token_for=environ.get("TRAINSHED_HUB_ENDPOINT") or None,
     )
 
 
@@ -124,6 +127,7 @@ HIDDEN = (
     "TRAINSHED_STOP_GRACE_S",
     "TRAINSHED_CHECKPOINT_INTERVAL_S",
     "TRAINSHED_HUB_TOKEN",
+    "TRAINSHED_HUB_ENDPOINT",
     "GPU_CHECKPOINT_STORE",
     "GPU_RESUME_DIR",
 )
