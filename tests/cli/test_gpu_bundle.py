@@ -108,6 +108,29 @@ def test_explain_names_the_rule_that_decides(gpu, fixed, path, rule, told):
     assert verdict["ships"] == (rule in {"tracked", "untracked", "link", "folder"})
 
 
+COPIES = {
+    ".env~": ".env",
+    "server.key.bak": "*.key",
+    ".kaggle.json.swp": "kaggle.json",
+    "#token.json#": "token.json",
+    ".ssh.old/config": ".ssh/",
+}
+
+
+def test_a_copy_of_credentials_does_not_ship_and_explain_names_what_it_copies(gpu, place):
+    write(place, {**dict.fromkeys(COPIES, "3"), "notes.txt~": "4"})
+    _, out, _ = gpu("bundle", str(place), "--include", "*", "--files", "--json")
+    document = json.loads(out)
+    shipped = {each["path"] for each in document["listing"]}
+    assert not shipped & COPIES.keys()
+    assert "notes.txt~" in shipped
+    assert any(f"{len(COPIES) + 1} credential-looking files" in each for each in document["warnings"])
+    for path, rule in COPIES.items():
+        _, out, _ = gpu("bundle", str(place), "--explain", path)
+        told = f"it looks like credentials (a copy of {rule}), which never ship"
+        assert out == f"{path}: does not ship: {told}\n"
+
+
 def test_explain_names_the_include_pattern(gpu, fixed):
     _, out, _ = gpu("bundle", str(fixed), "--include", "data/*.csv", "--explain", "data/a.csv")
     assert out == "data/a.csv: ships: `include` has `data/*.csv`\n"

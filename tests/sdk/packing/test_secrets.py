@@ -6,9 +6,11 @@ import json
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.projects import commit, git, packed, refusal, shipped, warned, write
-from trainshed.model.scripts.credentials import DIRECTORIES, NAMES, PAIRS, credential_rule
+from trainshed.model.scripts.credentials import COPIES, DIRECTORIES, NAMES, PAIRS, credential_rule
 
 CANARY = "canary-5f3d9b1c7e"
 TOKEN = "hf_cAn4Ry1x2Y3z4W5v6U7t8"
@@ -65,6 +67,34 @@ def test_each_kind_of_credentials_is_found_by_its_own_rule(rule):
     assert credential_rule(f"/abs/{PLACES[rule]}".upper()) is not None
 
 
+def as_copies(name: str) -> list[str]:
+    """What editors and people call a copy of a file."""
+    endings = [*COPIES, ".bak2", ".save.1", ".~12~", "~~", ".old~"]
+    return [*(name + ending for ending in endings), f"#{name}#", f".#{name}", f".{name}.swp", f".{name}.swo"]
+
+
+@pytest.mark.parametrize("rule", PLACES)
+def test_every_copy_of_credentials_is_credentials(rule):
+    folder, _, name = PLACES[rule].rpartition("/")
+    if rule.endswith("/"):
+        folder, name = f"deep/{rule[:-1]}".rsplit("/", 1)
+    rest = "/x" if rule.endswith("/") else ""
+    for copy in as_copies(name):
+        assert credential_rule(f"{folder}/{copy}{rest}") is not None, copy
+        assert credential_rule(f"/abs/{folder}/{copy}{rest}".upper()) is not None, copy
+
+
+wild = st.text("abcXYZ019-_ .é", max_size=6)
+
+
+@given(st.sampled_from(NAMES), wild, st.lists(st.integers(0, len(as_copies("")) - 1), max_size=4))
+def test_every_name_that_a_rule_matches_is_credentials_and_every_copy_of_a_copy_of_it(pattern, some, ways):
+    name = pattern.replace("*", some)
+    for way in [None, *ways]:
+        name = name if way is None else as_copies(name)[way]
+        assert credential_rule(f"conf/{name}") is not None, name
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -88,6 +118,17 @@ def test_each_kind_of_credentials_is_found_by_its_own_rule(rule):
         ),
         *(
             "credentials.py",
+            "credentials.py.bak",
+            "#train.py#",
+            ".train.py.swp",
+            "notes.old",
+            "conf/x.pem.example~",
+            "secrets.toml.template.bak",
+            "~",
+            "#",
+            "##",
+            ".bak",
+            "a.json.orig",
             "config/gh/x",
             ".github/workflows/x.yml",
             ".envoy/x",

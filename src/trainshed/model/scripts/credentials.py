@@ -1,12 +1,13 @@
 """Files that never leave a machine: credentials, by name, place and link target (e.4).
 
-Tracked or included makes no difference. The rules go by names alone, in any case of letters.
+Tracked or included makes no difference. The rules go by names alone, in any case of letters. A copy that an
+editor or a careful person leaves (``.env~``, ``server.key.bak``, ``.token.json.swp``) is what it copies.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
 
 NAMES = (
@@ -57,6 +58,11 @@ ALLOWED = (".env.example", ".env.sample", ".env.template", ".env.dist", "*.examp
 """In spite of `NAMES`: they hold no values."""
 
 
+COPIES = ("~", ".~1~", ".bak", ".backup", ".old", ".orig", ".save", ".swp", ".swo")
+"""What editors and people put behind the name of a copy; a number may follow (``.bak2``, ``.save.1``)."""
+_COPY = re.compile(r"(?P<of>.+?)(?:~|\.~\d+~|\.(?:bak|backup|old|orig|save|(?P<swap>sw[a-z]))(?:\.?\d+)?)")
+
+
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(translate(pattern.lower()) for pattern in patterns))
 
@@ -66,8 +72,8 @@ _ALLOWED = _any_of(ALLOWED)
 _DIRECTORIES = frozenset(DIRECTORIES)
 _PAIRS = frozenset(tuple(pair.split("/")) for pair in PAIRS)
 _SUSPICIOUS = re.compile(
-    r"\.(?:env|pem|key|p12|pfx|jks|keystore|kdbx|json|toml|pickle|ya?ml|ini|keychain|keychain-db)(?:$|\.|/)"
-    r"|(?:^|/)(?:\.|_netrc|id_|credentials)",
+    r"\.(?:env|pem|key|p12|pfx|jks|keystore|kdbx|json|toml|pickle|ya?ml|ini|keychain|keychain-db)(?:$|[./~#])"
+    r"|(?:^|/)(?:[.#]|_netrc|id_|credentials)",
     re.IGNORECASE,
 )
 """What every path that a rule is about holds. Most paths do not, and are judged by this one search."""
@@ -78,16 +84,45 @@ def credential_rule(path: str) -> str | None:
     if not _SUSPICIOUS.search(path):
         return None
     parts = path.lower().strip("/").split("/")
-    name = parts[-1]
-    for number, part in enumerate(parts):
-        if part in _DIRECTORIES:
-            return f"{part}/"
-        if tuple(parts[number : number + 2]) in _PAIRS:
-            return f"{'/'.join(parts[number : number + 2])}/"
-        if number < len(parts) - 1 and _NAME.fullmatch(part) and not _ALLOWED.fullmatch(part):
-            return _rule_of(part)
+    # A file in a folder whose name is that of a file with credentials lies in such a file that was unpacked.
+    before: tuple[str, ...] = ()
+    for part in parts:
+        names = tuple(_originals(part))
+        for name in names:
+            if (rule := _rule_of(name, before)) is not None:
+                return rule if name == part else f"a copy of {rule}"
+        before = names
+    return None
+
+
+def _originals(name: str) -> Iterator[str]:
+    """The name itself, then each that it may be a copy of, or a copy of a copy."""
+    waiting, seen = [name], {name}
+    while waiting:
+        name = waiting.pop()
+        yield name
+        found = []
+        if match := _COPY.fullmatch(name):
+            found.append(match["of"])
+            if match["swap"] and match["of"].startswith("."):  # vim hides its swap files
+                found.append(match["of"][1:])
+        if name.startswith("#") and name.endswith("#"):
+            found.append(name[1:-1])
+        if name.startswith(".#"):
+            found.append(name[2:])
+        waiting += [each for each in found if each and each not in seen]
+        seen.update(found)
+
+
+def _rule_of(name: str, above: Sequence[str]) -> str | None:
+    """The rule for one part of a path, in small letters; ``above`` are names of the folder it is in."""
+    if name in _DIRECTORIES:
+        return f"{name}/"
+    for folder in above:
+        if (folder, name) in _PAIRS:
+            return f"{folder}/{name}/"
     if _NAME.fullmatch(name) and not _ALLOWED.fullmatch(name):
-        return _rule_of(name)
+        return next(pattern for pattern in NAMES if re.fullmatch(translate(pattern.lower()), name))
     return None
 
 
@@ -99,7 +134,3 @@ def in_home_store(place: str, homes: Sequence[str], stores: Iterable[str] = HOME
             if folded.startswith(f"{home.lower().rstrip('/')}/{store.lower()}/"):
                 return store
     return None
-
-
-def _rule_of(name: str) -> str:
-    return next(pattern for pattern in NAMES if re.fullmatch(translate(pattern.lower()), name))
