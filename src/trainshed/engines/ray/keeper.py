@@ -49,6 +49,7 @@ class Keeper:
         self._failures: dict[str, int] = {}
         self._lost_at: dict[str, float] = {}
         self._trouble = ""
+        self._surprises: set[str] = set()
         self._open: set[str] = {path.name for path in attempts.iterdir()}
         """Units that something may still come of."""
         self._thread = threading.Thread(target=self._run, name="ray-keeper", daemon=True)
@@ -107,6 +108,15 @@ class Keeper:
                 if self._trouble != str(error):
                     self._trouble = str(error)
                     log.warning("a Ray cluster is not kept in step", reason=self._trouble)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the attempts of others go on
+                pause = _UNREACHABLE_SECONDS
+                self._say_once(error)
+
+    def _say_once(self, error: Exception) -> None:
+        message = f"{type(error).__name__}: {error}"
+        if message not in self._surprises:
+            self._surprises.add(message)
+            log.error("a Ray cluster is not kept in step", reason=message, exc_info=error)
 
     def _step(self) -> None:
         self._find_new()
@@ -118,10 +128,17 @@ class Keeper:
                 if mirror.has(RELEASED):
                     self._open.discard(unit)
                 continue
+            if not mirror.is_launched():
+                continue  # its place is known, what to launch is not yet: as one that is not there
             gangs.setdefault(said["gang"], {})[unit] = mirror
         for gang, members in gangs.items():
             if not any(mirror.has(HANDED) for mirror in members.values()):
-                self._bring(gang, members)
+                try:
+                    self._bring(gang, members)
+                except (EngineError, OSError):
+                    raise  # it is the cluster's or the disk's: the others would fare no better
+                except Exception as error:  # noqa: BLE001 - one that cannot be understood is no other's end
+                    self._say_once(error)
         self._poll({unit: mirror for members in gangs.values() for unit, mirror in members.items()})
         for gang, members in gangs.items():
             self._end_broken(gang, members)

@@ -87,6 +87,10 @@ class Mirror:
         except (KeyError, TypeError, ValueError):
             return None
 
+    def is_launched(self) -> bool:
+        """Whether it is known what to launch, or what became of it."""
+        return self.has(INTENT) or self.has(HANDED) or self.is_over()
+
     def is_over(self) -> bool:
         """Whether nothing comes any more."""
         return self.observe().phase in {Phase.EXITED, Phase.LOST}
