@@ -154,6 +154,31 @@ def test_explain_says_what_travels_as_data(gpu, fixed, tmp_path):
     assert verdict("x.log", "data")["rule"] == "ignored"
 
 
+def test_every_fault_of_gpu_yaml_stands_on_a_line_of_its_own(gpu, place):
+    wrong = [
+        "hours: 0",
+        "vram: x",
+        "smoke: 3",
+        "max_attempts: 99",
+        "env: []",
+        "deps: 3",
+        "varm: 1",
+        "hours: 1",
+    ]
+    write(place, {"gpu.yaml": "\n".join(wrong) + "\n"})
+    _, _, err = gpu("bundle", str(place), "--include", "~/x")
+    head, *told = err.splitlines()
+    assert head == "error: invalid_spec: 9 faults"
+    keys = ["hours", "vram", "smoke", "max_attempts", "env", "deps", "varm", "hours"]
+    for number, (line, key) in enumerate(zip(told, keys, strict=False), 1):
+        assert line.startswith(f"  - gpu.yaml:{number}: "), line
+        assert f"`{key}` " in line
+    assert "(Did you mean `vram`?)" in told[6]
+    assert told[7] == "  - gpu.yaml:8: the key `hours` is given twice in one map"
+    assert told[8].startswith("  - `include` has `~/x`")
+    assert len(told) == 9
+
+
 def test_a_spec_that_cannot_be_ends_with_2_and_every_fault(gpu, place):
     write(place, {"gpu.yaml": "hours: 0\nfoo: 1\n"})
     status, out, err = gpu("bundle", str(place))

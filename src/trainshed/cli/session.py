@@ -136,7 +136,7 @@ class Session:
             _tell(line.replace("\n", " "))
         if self.suggestions:
             _tell(f"  did you mean {' or '.join(self.suggestions)}?")
-        if error.hint:
+        if error.hint and not _has_hints(error):
             _tell(f"hint: {error.hint}")
         if self.submitting:
             from trainshed.cli.gpu_exits import may_be_submitted  # noqa: PLC0415 - see above
@@ -209,8 +209,13 @@ def _tell(message: str) -> None:
 
 def _told(error: TrainshedError) -> Iterator[str]:
     """The refusal: its sentence, or all its faults if there are several; each fault is said once."""
-    from trainshed.sdk.errors import ApiError  # noqa: PLC0415 - see above
+    from trainshed.sdk.errors import ApiError, InvalidSpec  # noqa: PLC0415 - see above
 
+    if isinstance(error, InvalidSpec) and len(found := error.detail.get("errors", ())) > 1:
+        yield f"error: {error.code}: {len(found)} faults"
+        for each in found:
+            yield f"  - {each['message']}{' (' + each['hint'] + ')' if each.get('hint') else ''}"
+        return
     places: dict[tuple[str, str], list[str]] = {}
     for fault in getattr(error, "faults", ()):
         places.setdefault((fault.message, fault.code), []).append(fault.path)
@@ -234,6 +239,11 @@ def _told(error: TrainshedError) -> Iterator[str]:
         yield f"  - {f'{_listed(where)}: ' if where else ''}{message}{label}"
     if hidden := isinstance(error, ApiError) and error.body.get("errors_not_shown"):
         yield f"  … and {hidden} more"
+
+
+def _has_hints(error: TrainshedError) -> bool:
+    """Whether each of several faults was told with its own."""
+    return len(getattr(error, "detail", {}).get("errors", ())) > 1
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -125,6 +125,40 @@ def test_all_faults_are_told_at_once():
     assert len(faults("hours: 0\nvarm: 1\nsmoke: 3\nenv: []\n")) == 4
 
 
+def test_a_key_that_is_given_twice_hides_no_other_fault():
+    text = """\
+hours: fast
+vram: 4
+hours: 0
+varm: 1
+env: {A: 1, A: 2, B: }
+hours: 3
+varm: 2
+data:
+- {mount: a, path: x, path: y}
+- {mount: A B, path: x}
+"""
+    told = [line.split(",")[0] for line in faults(text)]
+    assert told == [
+        "gpu.yaml:1: `hours` must be a number above 0",
+        "gpu.yaml:3: the key `hours` is given twice in one map",
+        "gpu.yaml:3: `hours` must be above 0 and at most 336",
+        "gpu.yaml:4: `varm` is no key of gpu.yaml",
+        "gpu.yaml:5: the key `A` is given twice in one map",
+        'gpu.yaml:5: `env` B has no value; write "" for an empty text',
+        "gpu.yaml:6: the key `hours` is given twice in one map",
+        "gpu.yaml:7: the key `varm` is given twice in one map",
+        "gpu.yaml:9: the key `path` is given twice in one map",
+        "gpu.yaml:10: `data` [1] has the mount `A B`; lower-case letters",
+    ]
+
+
+def test_keys_that_were_given_twice_are_told_where_the_rest_is_no_yaml():
+    told = faults("hours: 1\nhours: 2\nenv: {A: [\n")
+    assert told[0].startswith("gpu.yaml:2: the key `hours` is given twice")
+    assert len(told) == 2
+
+
 def test_the_nearest_key_is_proposed():
     with pytest.raises(SpecError) as caught:
         read_gpu_yaml(b"Checkpoint-interval-min: 3\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from trainshed.model.scripts.faults import (
 )
 from trainshed.model.scripts.secret_names import SECRET_NAME, reserved
 from trainshed.model.scripts.validate import ARGUMENTS, FIELDS, LISTS, DataWish, DepsWish, Plain, bare
-from trainshed.model.training.yaml_documents import YamlDocument, YamlFault, core_scalar, read_yaml
+from trainshed.model.training.yaml_documents import Twice, YamlDocument, YamlFault, core_scalar, read_yaml
 
 FILE_NAME = "gpu.yaml"
 MAX_BYTES = 256 << 10
@@ -56,22 +56,27 @@ class Wishes:
 
 def read_gpu_yaml(content: bytes, file: str = FILE_NAME) -> Wishes:
     """What the file asks for; ``file`` is its name in messages. Raises `SpecError` with every fault."""
-    document = _document(content, file)
+    twice: list[Twice] = []
+    document = _document(content, file, twice)
     if bare(document.value) is None:
         return Wishes()
     if not isinstance(document.value, dict):
         raise SpecError([SpecFault(f"{file}:1", "", "the file must hold a map of keys and values")])
-    return _Reading(document, file).wishes()
+    return _Reading(document, file, twice).wishes()
 
 
 class _Reading:
     """One file that holds a map."""
 
-    def __init__(self, document: YamlDocument, file: str) -> None:
+    def __init__(self, document: YamlDocument, file: str, twice: Sequence[Twice] = ()) -> None:
         self._document = document
         self._given: dict[str, Any] = document.value
         self._file = file
-        self._faults: list[SpecFault] = []
+        self._faults = [_of_yaml(file, each.fault) for each in twice]
+        self._again = {each.name: each.key for each in twice if each.map is self._given}
+        for each in twice:
+            if each.map is not self._given:
+                del each.map[each.name]  # whoever reads the map around it knows keys that are given once
 
     def wishes(self) -> Wishes:
         read = ((key, self._read(key, value)) for key, value in self._given.items())
@@ -79,22 +84,24 @@ class _Reading:
         self._not_both("script", "command", "is given beside")
         self._not_both("vram", "vram_gb", "says the same as")
         if self._faults:
-            raise SpecError(self._faults)
+            raise SpecError(sorted(self._faults, key=lambda fault: int(fault.place.rpartition(":")[2])))
         found.pop("version", None)
         if "vram" in found:
             found["vram_gb"] = found.pop("vram")
         return Wishes(**found)
 
-    def _read(self, key: str, value: Any) -> Any:
+    def _read(self, name: str, value: Any) -> Any:
+        key = self._again.get(name, name)
         if key not in FIELDS:
-            self._fault(key, key, "is no key of gpu.yaml", _nearest(key, FIELDS))
+            if key == name:
+                self._fault(key, key, "is no key of gpu.yaml", _nearest(key, FIELDS))
         elif bare(value) is None:
-            self._fault(key, key, "has no value; give it one, or leave the key out")
+            self._fault(name, key, "has no value; give it one, or leave the key out")
         else:
             try:
                 return FIELDS[key](value)
             except ValueError as error:
-                self._fault(_where(key, value, str(error)), key, str(error), code=_code_of(key, value))
+                self._fault(_where(name, value, str(error)), key, str(error), code=_code_of(key, value))
         return None
 
     def _not_both(self, one: str, other: str, said: str) -> None:
@@ -128,7 +135,7 @@ def read_arguments(given: Mapping[str, Any], known: Mapping[str, Callable[[Any],
     return Wishes(**found)
 
 
-def _document(content: bytes, file: str) -> YamlDocument:
+def _document(content: bytes, file: str, twice: list[Twice]) -> YamlDocument:
     if len(content) > MAX_BYTES:
         raise SpecError([SpecFault(f"{file}:1", "", f"the file has more than {MAX_BYTES} bytes")])
     try:
@@ -137,9 +144,14 @@ def _document(content: bytes, file: str) -> YamlDocument:
         line = content.count(b"\n", 0, error.start) + 1
         raise SpecError([SpecFault(f"{file}:{line}", "", "the file is not UTF-8")]) from None
     try:
-        return read_yaml(text, _scalar)
+        return read_yaml(text, _scalar, twice)
     except YamlFault as error:
-        raise SpecError([SpecFault(f"{file}:{error.line}", "", shown(error.message))]) from None
+        before = (each.fault for each in twice)
+        raise SpecError([_of_yaml(file, each) for each in (*before, error)]) from None
+
+
+def _of_yaml(file: str, fault: YamlFault) -> SpecFault:
+    return SpecFault(f"{file}:{fault.line}", "", shown(fault.message))
 
 
 def _scalar(text: str) -> Any:

@@ -68,6 +68,17 @@ class YamlDocument:
         return self.positions.get(path)
 
 
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """A key that is given again, kept under a name of its own so that its value can be judged, too."""
+
+    fault: YamlFault
+    map: dict[str, Any] = field(repr=False)
+    name: str
+    """What it is called in ``map``."""
+    key: str
+
+
 def read_text(text: str) -> list[YamlDocument]:
     """The documents of a file that is YAML or JSON; JSON has no places. Raises `YamlFault`."""
     if text.lstrip().startswith("{"):
@@ -78,16 +89,23 @@ def read_text(text: str) -> list[YamlDocument]:
     return read_yaml_documents(text)
 
 
-def read_yaml(text: str, scalar: Callable[[str], Any] | None = None) -> YamlDocument:
-    """The one document of ``text``; empty text is the value ``None``. Raises `YamlFault`."""
-    found = read_yaml_documents(text, scalar)
+def read_yaml(
+    text: str, scalar: Callable[[str], Any] | None = None, twice: list[Twice] | None = None
+) -> YamlDocument:
+    """The one document of ``text``; empty text is the value ``None``. Raises `YamlFault`.
+
+    With ``twice`` a key that is given again goes on that list, and the reading goes on.
+    """
+    found = read_yaml_documents(text, scalar, twice)
     if len(found) > 1:
         place = found[1].positions[""]
         raise YamlFault("a second document begins; there must be one", place.line, place.column)
     return found[0] if found else YamlDocument(None, {"": Position(1, 1)})
 
 
-def read_yaml_documents(text: str, scalar: Callable[[str], Any] | None = None) -> list[YamlDocument]:
+def read_yaml_documents(
+    text: str, scalar: Callable[[str], Any] | None = None, twice: list[Twice] | None = None
+) -> list[YamlDocument]:
     """Every document of ``text``. ``scalar`` says what a plain word means. Raises `YamlFault`."""
     # Only catalogues and task files are YAML; a server that has none never loads the parser.
     import yaml  # noqa: PLC0415 - see above
@@ -97,7 +115,7 @@ def read_yaml_documents(text: str, scalar: Callable[[str], Any] | None = None) -
         raise YamlFault(f"the text has {size} bytes; at most {MAX_YAML_BYTES}", 1, 1)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return list(_documents(yaml.parse(text, Loader=loader), scalar or core_scalar))
+        return list(_documents(yaml.parse(text, Loader=loader), scalar or core_scalar, twice))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = " ".join(part for part in (error.context, error.problem) if part) or "not YAML"
@@ -137,8 +155,11 @@ class _Open:
 class _Builder:
     """Makes one document of its events."""
 
-    def __init__(self, start: yaml.Event, scalar: Callable[[str], Any]) -> None:
+    def __init__(
+        self, start: yaml.Event, scalar: Callable[[str], Any], twice: list[Twice] | None = None
+    ) -> None:
         self._scalar = scalar
+        self._twice = twice
         self._open: list[_Open] = []
         self._count = 0
         self._positions = {"": _position(start)}
@@ -195,10 +216,21 @@ class _Builder:
         if not isinstance(text, str):
             raise _fault(event, "a key must be text, not a list or a map")
         if text in parent.value:
-            raise _fault(event, f"the key `{_short(text)}` is given twice in one map")
+            text = self._again(parent, text, event)
         parent.key = text
         parent.value[text] = None
         self._positions[_below(parent.path, text)] = _position(event)
+
+    def _again(self, parent: _Open, key: str, event: yaml.NodeEvent) -> str:
+        """The name for a key that is there already. Raises `YamlFault` where nobody collects them."""
+        fault = _fault(event, f"the key `{_short(key)}` is given twice in one map")
+        if self._twice is None:
+            raise fault
+        number = len(self._twice)
+        while (name := f"{key[: _MAX_KEY_SHOWN // 2]}\0{number}") in parent.value:
+            number += 1
+        self._twice.append(Twice(fault, parent.value, name, key))
+        return name
 
     def _place(self, parent: _Open | None, value: Any) -> str:
         if parent is None:
@@ -217,7 +249,9 @@ def _below(path: str, key: str) -> str:
     return f"{path}.{key[:_MAX_KEY_SHOWN]}" if path else key[:_MAX_KEY_SHOWN]
 
 
-def _documents(events: Iterator[yaml.Event], scalar: Callable[[str], Any]) -> Iterator[YamlDocument]:
+def _documents(
+    events: Iterator[yaml.Event], scalar: Callable[[str], Any], twice: list[Twice] | None
+) -> Iterator[YamlDocument]:
     import yaml  # noqa: PLC0415 - as in `read_yaml_documents`
 
     builder: _Builder | None = None
@@ -227,7 +261,7 @@ def _documents(events: Iterator[yaml.Event], scalar: Callable[[str], Any]) -> It
             documents += 1
             if documents > MAX_YAML_DOCUMENTS:
                 raise _fault(event, f"more than {MAX_YAML_DOCUMENTS} documents")
-            builder = _Builder(event, scalar)
+            builder = _Builder(event, scalar, twice)
         elif builder is None:
             continue
         elif isinstance(event, yaml.DocumentEndEvent):
