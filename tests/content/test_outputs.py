@@ -27,7 +27,7 @@ from trainshed.content.outputs import (
     ProblemCode,
     collect,
 )
-from trainshed.content.walk import MAX_DEPTH, Kind, open_below, walk
+from trainshed.jobkit.walk import MAX_DEPTH, Kind, open_below, walk
 from trainshed.model.globs import OutputPatterns
 
 EVERYTHING = OutputPatterns(["outputs/**"])

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from trainshed.content.blobs import Blob, BlobError, BlobStore, StoreFull
 from trainshed.content.steady import FileChanged, SteadyFile
-from trainshed.content.walk import Entry, Kind, UnreadableRoot, open_below, walk
+from trainshed.jobkit.walk import Entry, Kind, UnreadableRoot, open_below, walk
 from trainshed.model.globs import OutputPatterns
 from trainshed.model.runner_tree import CONTROL_CHARACTER
 

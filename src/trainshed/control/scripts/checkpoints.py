@@ -21,9 +21,9 @@ import structlog
 
 from trainshed.content.blobs import Blob, BlobError, BlobStore
 from trainshed.content.local import LocalContent, LocalContentError
-from trainshed.content.walk import open_below
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.scripts.ground import Ground, Look
+from trainshed.jobkit.walk import open_below
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
 from trainshed.model.errors import Refusal
 from trainshed.model.scripts.states import Note

@@ -8,7 +8,8 @@ Names come sorted: the same tree gives the same walk.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -20,6 +21,7 @@ MAX_DEPTH = 64
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Besides links: opening a FIFO would wait for its writer, and a terminal would become ours.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Kind(Enum):
@@ -65,18 +67,31 @@ def _open_within(name: str, flags: int, folder: int) -> int:
     raise crossed(name)
 
 
-def open_below(root: Path, path: str) -> int:
-    """Open a file below ``root`` part by part, following no link; the caller closes it. Raises `OSError`."""
-    *folders, name = path.split("/")
+@contextmanager
+def _folder_below(root: Path, folders: Sequence[str]) -> Iterator[int]:
     here = os.open(root, _DIRECTORY_FLAGS)
     try:
         for folder in folders:
             deeper = _open_within(folder, _DIRECTORY_FLAGS, here)
             os.close(here)
             here = deeper
-        return _open_within(name, _FILE_FLAGS, here)
+        yield here
     finally:
         os.close(here)
+
+
+def open_below(root: Path, path: str) -> int:
+    """Open a file below ``root`` part by part, following no link; the caller closes it. Raises `OSError`."""
+    *folders, name = path.split("/")
+    with _folder_below(root, folders) as folder:
+        return _open_within(name, _FILE_FLAGS, folder)
+
+
+def touch_below(root: Path, path: str) -> None:
+    """Make an empty file in a folder below ``root`` that is there, following no link. Raises `OSError`."""
+    *folders, name = path.split("/")
+    with _folder_below(root, folders) as folder:
+        os.close(os.open(name, _NEW_FILE_FLAGS, 0o666, dir_fd=folder))
 
 
 class UnreadableRoot(Exception):
