@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, or_, select
 from trainshed.model.scripts.refs import DIGITS, SHORTEST, new_digits, shortest_unique
 from trainshed.store.records import Job
 from trainshed.store.tables import jobs
+from trainshed.store.visibility import Viewer, shown
 
 _MOST_MATCHES = 10
 _AFTER = "g"
@@ -48,17 +49,18 @@ def _beginning(connection: Connection, prefix: str, most: int) -> Sequence[str]:
     return connection.execute(_TAKEN, ends).scalars().all()
 
 
-def matching(connection: Connection, project_id: str, reference: str) -> Sequence[tuple[str, str]]:
-    """The id and short id of the project's Jobs that a reference may mean; several make it ambiguous.
+def matching(connection: Connection, viewer: Viewer, reference: str) -> Sequence[tuple[str, str]]:
+    """The id and short id of the Jobs that a reference may mean; several make it ambiguous.
 
     ``reference`` is a prefix of a Job's digits in any case, or its full id. What is exactly a short id means
-    that Job alone.
+    that Job alone. Jobs that the viewer may not see take no place among the matches.
     """
     prefix = reference.lower()
     found = connection.execute(
         select(jobs.c.id, jobs.c.short_id)
         .where(
-            jobs.c.project_id == project_id,
+            jobs.c.project_id == viewer.project_id,
+            shown(jobs.c.id, viewer),
             or_(
                 jobs.c.id == reference,
                 (jobs.c.digits >= prefix) & (jobs.c.digits < prefix + _AFTER),

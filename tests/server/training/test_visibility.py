@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy import Connection, update
+
 from support.site import Site, submission
 from support.tasks import place, task_document
-from trainshed.store import events, jobs
+from trainshed.store import events, jobs, tables
 
 Submit = Callable[..., dict[str, Any]]
 Person = Callable[..., str]
@@ -98,6 +100,23 @@ def test_C5_pages_hold_as_many_tasks_as_asked_for_whoever_owns_those_between(
     second = site.get(f"/v1/jobs?limit=2&cursor={first['next_cursor']}", key=ann).json()
     found = [item["job_id"] for page in (first, second) for item in page["items"]]
     assert (found, second["next_cursor"]) == (mine[::-1], None)
+
+
+def test_C5_tasks_that_others_keep_to_themselves_take_no_place_among_the_matches_of_a_prefix(
+    site: Site, submit: Submit, person: Person
+):
+    ann, bob = person("ann"), person("bob")
+    hers = [submit(ann, name_prefix=f"t{number}")["job_id"] for number in range(11)]
+    his = submit(bob, name_prefix="his")["job_id"]
+
+    def name_them(connection: Connection) -> None:
+        for number, job_id in enumerate([*hers, his]):
+            digits = {"digits": f"a{number:05x}{number:06x}", "short_id": f"a{number:05x}"}
+            connection.execute(update(tables.jobs).where(tables.jobs.c.id == job_id).values(digits))
+
+    site.services.database.write(name_them)
+    assert site.get("/v1/tasks/a0000", key=bob).json()["job_id"] == his, "the last of all that begin so"
+    assert site.get("/v1/tasks/a0000", key=ann).json()["code"] == "AMBIGUOUS_JOB_REF"
 
 
 def test_C5_a_share_with_nobody_is_refused(site: Site, submit: Submit, person: Person):

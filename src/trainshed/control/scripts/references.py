@@ -6,7 +6,7 @@ from trainshed.model.errors import Refusal
 from trainshed.model.scripts.refs import REF
 from trainshed.store.database import Connection
 from trainshed.store.job_digits import matching
-from trainshed.store.visibility import Viewer, is_hidden
+from trainshed.store.visibility import Viewer
 
 
 def job_id_of(connection: Connection, viewer: Viewer, reference: str) -> str:
@@ -17,11 +17,7 @@ def job_id_of(connection: Connection, viewer: Viewer, reference: str) -> str:
     """
     if not REF.fullmatch(reference):
         return reference
-    found = [
-        (job_id, short)
-        for job_id, short in matching(connection, viewer.project_id, reference)
-        if not is_hidden(connection, viewer, job_id)
-    ]
+    found = matching(connection, viewer, reference)
     if len(found) > 1:
         shorts = [short for _, short in found]
         said = f"`{reference}` may mean {', '.join(shorts)}"
