@@ -14,6 +14,8 @@ from trainshed.store.records import Job, Trial, decoded
 from trainshed.store.script_records import Approval, Script, ScriptAttempt, ScriptCheckpoint, ScriptEvent
 
 Triple = tuple[Job, Trial, Script]
+_LINES, _CHARACTERS = 20, 300
+"""Of each part of what is said of a bundle, and of each line, where many Jobs are shown."""
 
 
 class ScriptViews:
@@ -32,6 +34,10 @@ class ScriptViews:
             _job(row, tries[row[1].id], saved.get(row[1].id, (0, None)), asked.get(row[0].id, ()))
             for row in rows
         ]
+
+    def page(self, rows: Sequence[Triple]) -> list[shapes.ScriptJob]:
+        """The same for a list: what is said of a bundle may be a megabyte, and `job` has all of it."""
+        return [job.model_copy(update={"bundle": _brief(job.bundle)}) for job in self.jobs(rows)]
 
     def job(self, row: Triple) -> shapes.ScriptJob:
         return self.jobs([row])[0]
@@ -66,6 +72,21 @@ def g_time(seconds: float | None) -> str | None:
 def bundle_summary(document: dict[str, Any]) -> shapes.BundleSummary:
     """Of ``spec.bundle``."""
     return shapes.BundleSummary(**document)
+
+
+def _brief(bundle: shapes.BundleSummary) -> shapes.BundleSummary:
+    """The first lines of each part, and how many more there are."""
+    values: dict[str, Any] = {"hint": bundle.hint and _short(bundle.hint)}
+    for part in ("included", "left_out", "warnings"):
+        lines = getattr(bundle, part)
+        more = f"{part}_not_shown"
+        values[part] = [_short(line) for line in lines[:_LINES]]
+        values[more] = getattr(bundle, more) + max(0, len(lines) - _LINES)
+    return bundle.model_copy(update=values)
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _CHARACTERS else line[: _CHARACTERS - 1] + "…"
 
 
 def _job(

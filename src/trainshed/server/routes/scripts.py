@@ -165,7 +165,10 @@ def submit_script(call: Call, document: object) -> Reply:
     ),
 )
 def list_scripts(call: Call) -> shapes.ScriptPage:
-    """Those of the project, and how many of all of them stand at each state."""
+    """Those of the project, and how many of all of them stand at each state.
+
+    What is said of each bundle is cut to 20 lines of a kind; the Job itself has them all.
+    """
     body = Body(dict(call.query), code="INVALID_REQUEST")
     active = {"1": True, "0": False}.get(body.word("active", ["1", "0"]) or "")
     folder = body.text("project_dir", most=4096)
@@ -189,7 +192,7 @@ def list_scripts(call: Call) -> shapes.ScriptPage:
             rows,
             limit,
             key=lambda row: row[0].id,
-            show=ScriptViews(connection).jobs,
+            show=ScriptViews(connection).page,
         )
         counts = store.counts(connection, call.project)
     return shapes.ScriptPage(items=page.items, next_cursor=page.next_cursor, counts=counts)

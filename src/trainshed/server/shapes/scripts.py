@@ -36,16 +36,18 @@ class Progress(Shape):
 
 
 class BundleSummary(Shape):
-    """What was packed, and what to say of it."""
+    """What was packed, and what to say of it. A list of Jobs has the first of each kind of line alone."""
 
     manifest_sha256: str
     files: int
     bytes: int
     included: list[str]
+    included_not_shown: int = Field(default=0, description="How many more the Job itself shows.")
     left_out: list[str]
     left_out_not_shown: int
     hint: str | None
     warnings: list[str]
+    warnings_not_shown: int = Field(default=0, description="How many more the Job itself shows.")
     source: str = Field(description="How it was chosen what ships: `git` or `walk`.")
     untracked: int = Field(description="How many of the files git does not track.")
 
