@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainshed.model.scripts.guidance import RULES, guidance, poll_seconds, tell_user
 from trainshed.model.scripts.states import TERMINAL_WORDS, Word
-from trainshed.policy.approval import Policy, Question, judge
+from trainshed.policy.approval import Policy, Question, judge, judge_waiting
 
 JOB = {
     "short_id": "a1b2c3",
@@ -74,6 +74,17 @@ def test_G28_a_gpu_that_is_no_gpus_name_is_left_out(gpu):
     said = tell_user(ASKING | {"gpu": gpu, "provider": "kaggle"})
     assert "on kaggle for" in said
     assert "still to be chosen" in tell_user(ASKING | {"gpu": None, "provider": None})
+
+
+@pytest.mark.parametrize("gpu", [None, "T4"])
+def test_G28_a_question_about_several_providers_names_them(gpu):
+    waits = Question("agent", "", gpu, hours=None, secrets=("A_or_B",))
+    asked = judge_waiting(waits, ["kaggle", "colab", "local"], Policy())
+    job = ASKING | {"approval_reason": asked.reason, "provider": None, "gpu": gpu}
+    more = " (T4)" if gpu else ""
+    assert f"It would run on kaggle or colab or local{more} for" in tell_user(job)
+    for other in ("no reason", " · ", " · a or b", "x · Kaggle or <b> · ~1h"):
+        assert "still to be chosen" in tell_user(job | {"approval_reason": other}), other
 
 
 @pytest.mark.parametrize(("hours", "smoke"), [(0.25, False), (0.26, False), (None, True), (None, False)])

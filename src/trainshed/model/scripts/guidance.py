@@ -48,6 +48,8 @@ _SECRETS = re.compile(r"it is given secrets: \w+(?:, \w+)*(?: \+\d+ more)?")
 """Their names are the project's words."""
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}")
 _PROVIDER = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_SEVERAL = re.compile(rf" · ({_PROVIDER.pattern}(?: or {_PROVIDER.pattern})+)(?: [^·]*)? · [^·]*")
+"""How the reason of a question ends that is about whichever of several providers has room first."""
 
 
 def guidance(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +159,12 @@ def declared_hours(job: Mapping[str, Any]) -> float | None:
 def _where(job: Mapping[str, Any]) -> str:
     """Provider and GPU, unless somebody wrote something else there."""
     provider, gpu = str(job.get("provider") or ""), str(job.get("gpu") or "")
-    named = [provider] if _PROVIDER.fullmatch(provider) else ["a provider that is still to be chosen"]
+    reason = str(job.get("approval_reason") or "")
+    several = _SEVERAL.fullmatch(reason, max(0, reason.rfind(" · ", 0, reason.rfind(" · "))))
+    if _PROVIDER.fullmatch(provider):
+        named = [provider]
+    else:
+        named = [several[1] if several and not provider else "a provider that is still to be chosen"]
     if _GPU.fullmatch(gpu):
         named.append(f"({gpu})")
     return " ".join(named)
