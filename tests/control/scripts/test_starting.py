@@ -147,6 +147,23 @@ def test_b_a_job_that_asks_anywhere_asks_at_once_although_every_provider_is_busy
     assert len(tale.look.asked) == 1, "asked once"
 
 
+def test_b_a_job_that_asks_anywhere_asks_at_once_while_its_provider_is_left_alone_after_errors(cloud):
+    d = cloud()
+    d.cloud.failures["submit"] = [RateLimited("slow down", retry_after=600.0)]
+    first = d.pack()
+    assert d.until(first, "queued").words[-2:] == ["provisioning", "queued"]
+    job = d.pack("agent", hours=None)
+    tale = d.until(job, "awaiting_approval")
+    assert state_of(d).cooldown_until > d.now(), "there is no room yet"
+    [question] = tale.look.asked
+    assert (question.reason, question.provider) == ("no hours given · cloud · runtime unknown", CLOUD)
+    d.answer(job, "approved")
+    assert d.until(job, "queued").reasons[-1] == "no_capacity"
+    tale = d.rest(job)
+    assert tale.words[-1] == "done"
+    assert len(tale.look.asked) == 1, "asked once"
+
+
 def test_awaiting_approval_to_queued_where_the_place_is_taken_meanwhile(cloud):
     d = cloud()
     d.cloud.capabilities = Capabilities(max_concurrency=1)

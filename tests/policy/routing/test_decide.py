@@ -74,6 +74,27 @@ def test_g3_this_machine_is_taken_otherwise_only_if_asked_for_or_alone():
     assert why(busy, "local")[0] == "local_not_asked"
 
 
+def test_c2_one_that_waits_names_who_may_take_it_unless_only_a_renewal_helps():
+    busy, cooling = replace(KAGGLE, running=1), replace(COLAB, cooldown_until=NOW + 60)
+    down = replace(COLAB, health=Health.UNAVAILABLE)
+    used_up = replace(KAGGLE, quota=Quota(0.0, 30.0, NOW + 90 * HOUR))
+    closed = replace(COLAB, health=Health.AUTH_REQUIRED)
+    for views, wanted in (
+        ((busy, cooling), ("kaggle", "colab")),
+        ((busy, closed), ("kaggle",)),
+        ((cooling,), ("colab",)),
+        ((down,), ("colab",)),
+        ((used_up, down), ("kaggle", "colab")),
+        ((used_up, closed), ()),
+        ((used_up,), ()),
+        ((KAGGLE, cooling), ()),
+        ((closed,), ()),
+    ):
+        assert decide(need(), views, NOW).waits_for == wanted, [each.name for each in views]
+    big = need(gpu="A100")
+    assert decide(big, (busy, down), NOW).waits_for == ("colab",), "what never fits takes nothing later"
+
+
 def test_G76_a_pin_is_kept_or_the_job_waits_or_fails_never_elsewhere():
     assert decide(need(provider="kaggle"), ALL, NOW).chosen.provider == "kaggle"
     waits = decide(need(provider="kaggle"), (LOCAL, replace(KAGGLE, running=1), COLAB), NOW)

@@ -168,6 +168,10 @@ class Outcome(StrEnum):
     NO_FIT = "no_fit"
 
 
+_PASSING = frozenset({"cooling_down", str(Health.UNAVAILABLE)})
+"""Codes of refusals that end by themselves, soon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """A provider that is out of the question now, and why."""
@@ -184,6 +188,11 @@ class Rejection:
     def lasting(self) -> bool:
         """Whether waiting cannot help."""
         return self.retry_at is None
+
+    @property
+    def passing(self) -> bool:
+        """Whether it takes minutes rather than days: it has no room, or does not answer for a while."""
+        return self.busy or self.code in _PASSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +226,12 @@ class Decision:
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """Of one that waits: the providers any of which may take it later; none unless one surely will."""
-        if self.outcome is not Outcome.WAIT or not any(each.busy for each in self.rejected):
+        """Of one that waits: the providers any of which may take it later.
+
+        None where all of them are used up: the renewal may be days away, and a question stands for one.
+        """
+        passing = any(each.passing and not each.lasting for each in self.rejected)
+        if self.outcome is not Outcome.WAIT or not passing:
             return ()
         return tuple(each.provider for each in self.rejected if not each.lasting)
 
