@@ -121,8 +121,20 @@ class Controller:
         self._gangs = (
             None
             if training is None
-            else Gangs(training, database, engine, content, policy, clock, ids, self._workers)
+            else Gangs(
+                training,
+                database,
+                engine,
+                content,
+                policy,
+                clock,
+                ids,
+                self._workers,
+                guests=None if self._scripts is None else self._scripts.guests,
+            )
         )
+        if self._scripts is not None and self._gangs is not None:
+            self._scripts.connect(self._gangs)
         self._reconciler = Reconciler(
             database,
             engine,
@@ -192,10 +204,13 @@ class Controller:
             self._looked_at_all = now
             self._read_nodes()
             self._check_queue(thoroughly=now - self._swept >= SWEEP_SECONDS)
-        again = self._gangs is not None and self._gangs.step(changed or set(), everything=everything)
+        changed = changed or set()
+        if self._gangs is not None:
+            changed = changed | self._gangs.news()
+        again = self._gangs is not None and self._gangs.step(changed, everything=everything)
         if self._scripts is not None:
-            again |= self._scripts.step(changed or set(), everything=everything)
-        again |= self._reconciler.step(changed or set(), everything=everything)
+            again |= self._scripts.step(changed, everything=everything)
+        again |= self._reconciler.step(changed, everything=everything)
         self._placer.publish()
         if now - self._swept >= SWEEP_SECONDS:
             self._swept = now
@@ -315,6 +330,8 @@ class Controller:
                 # In this order, so that a crash between the two leaves no log that nobody deletes.
                 for unit in units[attempt_id]:
                     self._engine.forget(unit)
+                    if self._gangs is not None:
+                        self._gangs.forget(unit)
                 if self._scripts is not None:
                     self._scripts.forget(attempt_id)
             except (EngineError, OSError) as error:

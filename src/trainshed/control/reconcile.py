@@ -135,12 +135,17 @@ class Reconciler:
         self._release([a for a in unreleased if a.state is not AllocationState.HELD and a.parts is None])
         placed, again = self._place(unreleased)
         if everything and self._scripts is not None:
-            self._scripts.tell_waiting(self._placer.why_waits)
+            self._scripts.tell_waiting(self._why_waits)
         runners = [Active(item.trial, item.allocation) for item in placed if item.trial.kind == moves.RUNNER]
         if runners:
             self._launch(runners)
         self._again |= len(runners) < len(placed)
         return again or self._again or bool(self._collected or self._released)
+
+    def _why_waits(self, trial_id: str) -> str | None:
+        """Of a script Job that waits for this machine, or for a cluster."""
+        here = self._placer.why_waits(trial_id)
+        return here if here is not None or self._gangs is None else self._gangs.why_waits(trial_id)
 
     def _place(self, unreleased: Sequence[Allocation]) -> tuple[list[Placed], bool]:
         """Runner Trials and gangs share the nodes."""

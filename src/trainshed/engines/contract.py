@@ -294,6 +294,12 @@ class Launch:
     sample_seconds: float | None = None
     """How often resources and endpoints are measured; ``None``: never."""
     ssh: Ssh | None = None
+    node: str = ""
+    """Where it was placed, for an engine of several nodes; of one that runs alone (see `Gang.node`)."""
+    carry: bool = False
+    """An engine of other machines brings the files and what the mounts show to the node from this machine's
+    disk, however many bytes; the sources stay as they are until it has started, and links in them are left
+    out. What the program writes is then had while the engine can be asked for it, not by `work_directory`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +327,8 @@ class Observation:
     exit: Exit | None = None
     detail: str = ""
     stage: str = ""
-    """Of one that prepares: ``pulling``, ``starting``, ``ready`` (waits for its gang) or ``prechecking``."""
+    """Of one that prepares: ``pulling``, ``sending`` (`Launch.carry`), ``starting``, ``ready`` (waits for its
+    gang) or ``prechecking``."""
     noticed: bool = False
     """Whether an exit notice is under way."""
     reports: int = 0

@@ -38,13 +38,15 @@ START_SECONDS = 15.0
 DELIVERY_PAUSES = (20.0, 60.0)
 """Between tries to bring outputs."""
 _SIGNALS_FROM = 128
-_FIRST_PAUSE, _LONGEST_PAUSE = 30.0, 1800.0
+RETRY_SECONDS = 30.0
+"""How long a Job waits after a loss before another place is looked for."""
+_LONGEST_PAUSE = 1800.0
 _FIRST_RECHECK, _LONGEST_RECHECK = 60.0, 900.0
 
 
-def backoff(losses: int) -> float:
-    """How long to wait after the ``losses``-th loss in a row (1, 2, …)."""
-    return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(max(losses, 1) - 1, 20))
+def backoff(losses: int, first: float = RETRY_SECONDS) -> float:
+    """How long to wait after the ``losses``-th loss in a row (1, 2, …); ``first`` after one."""
+    return min(_LONGEST_PAUSE, first * 2.0 ** min(max(losses, 1) - 1, 20))
 
 
 def recheck(failures: int) -> float:

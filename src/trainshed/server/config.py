@@ -22,7 +22,9 @@ from trainshed.engines import local as engines
 from trainshed.engines.local import DEFAULT_USER, Isolation
 from trainshed.engines.providers.registry import PROVIDERS
 from trainshed.model.images import DOCKER_HUB, RegistryRules, host_fault, parse_mirror, place_fault
+from trainshed.model.scripts.spec import RAY
 from trainshed.policy.effective import ServerPolicy
+from trainshed.policy.migration import RETRY_SECONDS
 from trainshed.server.limits import Action, Rate
 from trainshed.server.services import BodyLimits
 
@@ -49,7 +51,8 @@ def _registry_fault(text: str) -> str | None:
 
 
 def _provider_fault(text: str) -> str | None:
-    return None if text in PROVIDERS else f"must be one of {', '.join(sorted(PROVIDERS))}"
+    known = {*PROVIDERS, RAY}
+    return None if text in known else f"must be one of {', '.join(sorted(known))}"
 
 
 def _public_url_fault(text: str) -> str | None:
@@ -267,10 +270,21 @@ class ProviderSettings:
 
     local: bool = _setting(True, "Whether packed projects may run on the controller's own machine.")  # noqa: FBT003 - a default
     use: tuple[str, ...] = _setting(
-        (), "Notebook providers to use: `kaggle`, `colab`.", check=_provider_fault
+        (),
+        "Further places to use: `kaggle`, `colab`, and `ray`, a Ray cluster of the catalogue.",
+        check=_provider_fault,
+    )
+    ray_cluster: str | None = _setting(
+        None, "Which cluster of the catalogue `ray` is; unset, the only one that there is."
     )
     poll_seconds: float | None = _setting(
         None, "How often a run elsewhere is looked at; unset, as its provider likes it.", least=0.05
+    )
+    retry_seconds: float = _setting(
+        RETRY_SECONDS,
+        "How long a lost run waits before another place is looked for; twice as long after each further loss.",
+        least=0.1,
+        most=3600,
     )
     kaggle_url: str | None = _setting(
         None, "Where Kaggle answers; unset, at Kaggle. It is sent the login.", check=_secure_url_fault

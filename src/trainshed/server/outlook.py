@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
+from trainshed.control.scripts.clusters import waiting_guests
 from trainshed.control.training.catalogs import Catalogs
 from trainshed.control.training.frozen import waiting_of
+from trainshed.control.training.guests import guest_running, is_guest
 from trainshed.control.training.holding import RELEASE_SECONDS, runner_held, running_of
 from trainshed.control.training.sites import without_gpus
 from trainshed.model.resources import Node
@@ -211,12 +213,15 @@ class OutlookReader:
         cordons = gangs.standing_cordons(connection)
         held = gangs.held(connection)
         others = [each for each in queue.unreleased(connection) if each.parts is None]
+        guests = [each for each in others if is_guest(each)]
         blocked = {gang.trial.id for gang in held}
         waiting: dict[str, list[Waiting]] = {}
         keys = {cluster.id: site_key(cluster) for cluster in catalog.clusters}
         for trial, task in self._waiting(connection):
             if task.cluster in keys and trial.id not in blocked:
                 waiting.setdefault(keys[task.cluster], []).append(waiting_of(trial, task, catalog))
+        for cluster_id, one in waiting_guests(connection, catalog):
+            waiting.setdefault(keys[cluster_id], []).append(one)
         quotas = QuotaTable(catalog.quotas)
         rules = self._rules
         yards = {}
@@ -227,8 +232,11 @@ class OutlookReader:
             cluster = GangCluster(
                 _open_places(every, [each for each in cordons if each.cluster in mine]),
                 cordoned=closed,
-                running=[running_of(gang, self._grace) for gang in held if gang.allocation.engine == key],
-                others=[_other(each, self._grace) for each in others if key == HOME],
+                running=[
+                    *(running_of(gang, self._grace) for gang in held if gang.allocation.engine == key),
+                    *(guest_running(each, self._grace) for each in guests if each.engine == key),
+                ],
+                others=[_other(each, self._grace) for each in others if each.engine == key == HOME],
             )
             line = GangQueue(waiting.get(key, ()))
             decision = decide(cluster, line, quotas, now=now, rules=rules)

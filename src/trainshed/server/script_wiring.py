@@ -8,14 +8,18 @@ from pathlib import Path
 
 from trainshed.control.scripts.ground import ScriptWork
 from trainshed.control.scripts.secrets import SecretKeeper
+from trainshed.control.training.placing import ReadCatalog
 from trainshed.engines.providers.contract import Provider
 from trainshed.engines.providers.registry import Setting, open_provider
 from trainshed.model.scripts.hosts import MACHINE_IDS, host_of
+from trainshed.model.scripts.spec import RAY
 from trainshed.server.config import Config
 from trainshed.server.data_folder import DataFolder
 
 
-def script_work(config: Config, folder: DataFolder, secrets: SecretKeeper, *, embedded: bool) -> ScriptWork:
+def script_work(
+    config: Config, folder: DataFolder, secrets: SecretKeeper, read_catalog: ReadCatalog, *, embedded: bool
+) -> ScriptWork:
     """Raises `OSError` where a folder of providers cannot be made.
 
     ``embedded``: a person's own server, which may write into the folders of that person's projects.
@@ -27,16 +31,22 @@ def script_work(config: Config, folder: DataFolder, secrets: SecretKeeper, *, em
         host=this_host(),
         providers=open_providers(config, folder),
         local=config.providers.local,
+        ray=RAY in config.providers.use,
+        ray_cluster=config.providers.ray_cluster,
+        read_catalog=read_catalog,
         deliver=embedded,
         # In isolation a program sees no folder of the server's.
         env_cache=folder.root / "script-environments" if config.engine.isolation == "none" else None,
+        retry_seconds=config.providers.retry_seconds,
     )
 
 
 def open_providers(config: Config, folder: DataFolder) -> dict[str, Provider]:
-    """The providers that the configuration names; each has a folder of its own."""
+    """The providers elsewhere that the configuration names; each has a folder of its own."""
     found: dict[str, Provider] = {}
     for name in config.providers.use:
+        if name == RAY:
+            continue  # the controller makes it of the catalogue's engine
         place = folder.root / "providers" / name
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         found[name] = open_provider(name, Setting(place, time.time, config.providers.options(name)))

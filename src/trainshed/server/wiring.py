@@ -23,7 +23,7 @@ from trainshed.control.scripts.accept import ScriptAcceptance
 from trainshed.control.scripts.approving import Approving
 from trainshed.control.scripts.ground import ScriptWork
 from trainshed.control.scripts.operations import ScriptOperations
-from trainshed.control.scripts.routing import known_capabilities
+from trainshed.control.scripts.routing import RoutePlanner, known_capabilities
 from trainshed.control.scripts.secrets import SecretKeeper
 from trainshed.control.sealing import Seal, read_or_create_keys
 from trainshed.control.training.accept import TaskAcceptance
@@ -136,7 +136,8 @@ def build(
             training = Training(
                 catalogs.current, seal.open, folder.root / "gangs", _engine_opener(folder.root / "engines")
             )
-            work = script_work(config, folder, keeper, embedded=database.dialect == "sqlite")
+            embedded = database.dialect == "sqlite"
+            work = script_work(config, folder, keeper, catalogs.current, embedded=embedded)
             host = _host(config, folder, database, engine, blobs, ids, training, work)
             stack.callback(host.stop)
         files_of = partial(_log_files, folder)
@@ -161,7 +162,7 @@ def build(
             task_operations=TaskOperations(database),
             catalogs=catalogs,
             outlook=OutlookReader(catalogs, policy),
-            scripts=_scripts(config, database, blobs, keeper, clock, ids, work),
+            scripts=_scripts(config, database, blobs, keeper, clock, ids, work, catalogs),
             log_files=files_of,
             wake=host.wake if host else _nobody_to_wake,
             machine=Machine(role=role, data_dir=folder.root, content=config.content.address),
@@ -193,6 +194,7 @@ def _scripts(
     clock: Callable[[], float],
     ids: IdFactory,
     work: ScriptWork | None,
+    catalogs: Catalogs,
 ) -> ScriptServices:
     # On SQLite it is one person's own server, where the key lies beside every program of theirs.
     personal = {"terminal": True, "key": False}.get(config.access.answers, database.dialect == "sqlite")
@@ -201,6 +203,7 @@ def _scripts(
         operations=ScriptOperations(database, clock),
         approving=Approving(database, clock, personal=personal),
         secrets=keeper,
+        planner=RoutePlanner(read_catalog=catalogs.current),
         providers=partial(asked_here, work),
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Connection, and_, bindparam, func, insert, or_, select, update
 
 from trainshed.model.errors import Refusal
+from trainshed.model.scripts.spec import LOCAL
 from trainshed.model.states import ACTIVE, AllocationState, State
 from trainshed.store.jobs import allocation_of, trial_of
 from trainshed.store.moves import RUNNER
@@ -25,14 +26,14 @@ from trainshed.store.tables import allocations, attempts, blobs, events, project
 _ACTIVE = tuple(str(state) for state in ACTIVE)
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
 
-# Who waits for a place here: the provider of a queued script Job is set once it is this server's own.
+# Who waits for a place here; a script Job may have been routed to a cluster instead.
 _QUEUED_HERE = (
     trials.c.state == State.QUEUED,
     or_(
         trials.c.kind == RUNNER,
         and_(
             trials.c.kind == SCRIPT,
-            trials.c.id.in_(select(scripts.c.trial_id).where(scripts.c.provider.is_not(None))),
+            trials.c.id.in_(select(scripts.c.trial_id).where(scripts.c.provider == LOCAL)),
         ),
     ),
 )

@@ -11,8 +11,10 @@ from sqlalchemy import Connection, bindparam, exists, func, select, text
 
 from trainshed.model.scripts.states import Note, Word
 from trainshed.model.states import State
+from trainshed.store.jobs import trial_of
+from trainshed.store.records import Trial
 from trainshed.store.script_attempts import LIVE
-from trainshed.store.script_records import ScriptAttempt, ScriptEvent
+from trainshed.store.script_records import Script, ScriptAttempt, ScriptEvent
 from trainshed.store.script_tables import script_attempts, script_events, scripts
 from trainshed.store.scripts import SCRIPT
 from trainshed.store.tables import trials
@@ -24,7 +26,14 @@ _ROUTED = (
     .join(trials, trials.c.id == scripts.c.trial_id)
     .where(trials.c.kind == SCRIPT, trials.c.state == State.QUEUED, scripts.c.provider.is_not(None))
 )
-"""Trials that wait for a place on this server's own machines."""
+"""Trials that wait for a place on this server's own machines, or on a cluster of the catalogue."""
+_ROUTED_TO = (
+    select(trials, scripts)
+    .join(scripts, scripts.c.trial_id == trials.c.id)
+    .where(trials.c.kind == SCRIPT, trials.c.state == State.QUEUED, scripts.c.provider == bindparam("name"))
+    .order_by(trials.c.created_at, trials.c.id)
+)
+_TRIAL_COLUMNS = len(trials.c)
 _NOTE = (
     select(script_events)
     .where(
@@ -139,6 +148,12 @@ def fetch_requested(connection: Connection) -> list[str]:
     """Trials whose outputs somebody asked for (a.4)."""
     rows = connection.execute(select(scripts.c.trial_id).where(scripts.c.fetch_requested_at.is_not(None)))
     return list(rows.scalars())
+
+
+def routed_to(connection: Connection, provider: str) -> list[tuple[Trial, Script]]:
+    """Trials that wait for a place at a provider, oldest first."""
+    rows = connection.execute(_ROUTED_TO, {"name": provider})
+    return [(trial_of(row[:_TRIAL_COLUMNS]), Script(*row[_TRIAL_COLUMNS:])) for row in rows]
 
 
 def attempts_by_id(connection: Connection, attempt_ids: Sequence[str]) -> dict[str, ScriptAttempt]:

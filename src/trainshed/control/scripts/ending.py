@@ -21,7 +21,6 @@ from trainshed.control.scripts.watching import Watcher
 from trainshed.engines.providers.contract import Provider, ProviderError, RemoteNotFound, Run
 from trainshed.model.errors import Refusal
 from trainshed.model.globs import OutputPatterns
-from trainshed.model.scripts.spec import LOCAL
 from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState, FailureKind, Note, Reason, Word
 from trainshed.model.states import OutputStatus, State
 from trainshed.model.words import counted
@@ -111,7 +110,7 @@ class Ender:
 
     def _cancel(self, look: Look, attempt: ScriptAttempt, provider: Provider) -> None:
         run = run_of(attempt)
-        if run is None and attempt.provider == LOCAL:
+        if run is None and provider.capabilities().named_by_attempt:
             # The engine remembers a stop of what it never heard of, and then never starts it.
             provider.cancel(Run(attempt.attempt_id))
             self._note_end(look, attempt, AttemptState.CANCELLED, "Stopped before it began.")

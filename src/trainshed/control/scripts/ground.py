@@ -11,6 +11,7 @@ from typing import Any
 
 from trainshed.content.blobs import BlobStore
 from trainshed.content.local import LocalContent
+from trainshed.control.training.placing import ReadCatalog
 from trainshed.engines.providers.contract import Provider, Run
 from trainshed.model.errors import FaultList
 from trainshed.model.ids import IdFactory
@@ -20,6 +21,7 @@ from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState
 from trainshed.model.states import AllocationState, State
 from trainshed.policy import approval
 from trainshed.policy.effective import ServerPolicy
+from trainshed.policy.migration import RETRY_SECONDS
 from trainshed.policy.routing import Weights
 from trainshed.store import approvals, jobs, moves, policies, queue, script_attempts, scripts
 from trainshed.store.database import Connection, Database
@@ -47,10 +49,18 @@ class ScriptWork:
     """Those that are elsewhere; this machine is added by the controller."""
     local: bool = True
     """Whether packed projects may run on this machine."""
+    ray: bool = False
+    """Whether they may run on a Ray cluster of the catalogue."""
+    ray_cluster: str | None = None
+    """Which one; ``None``: the only one that there is."""
+    read_catalog: ReadCatalog | None = None
+    """The catalogue that counts; needed with ``ray``."""
     deliver: bool = False
     """Whether outputs are written into folders of projects on this machine (an embedded server's)."""
     env_cache: Path | None = None
     """Where installed packages are kept for all Jobs of this machine."""
+    retry_seconds: float = RETRY_SECONDS
+    """How long a Job waits after its first loss (`backoff`)."""
     weights: Weights = field(default_factory=Weights)
     grants: Mapping[str, tuple[float, float]] | None = None
     """See `trainshed.control.scripts.routing.GRANTS`, which stands where nothing is said."""

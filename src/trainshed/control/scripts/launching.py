@@ -260,7 +260,7 @@ class Launcher:
         """The dataset where the provider finds it: sent once for all Jobs that use it (e.11)."""
         ground, digest, now = self._ground, item.manifest_sha256 or "", self._ground.clock()
         folder = ground.content.tree(digest, attempt.attempt_id, cancelled=ground.closing.is_set)
-        if attempt.provider == LOCAL:
+        if provider.capabilities().named_by_attempt:  # an engine of the server's own
             ref = provider.stage_data(digest, folder, single_file=item.single_file)
             return StagedData(item.mount, ref, item.single_file)
         with ground.database.read() as connection:

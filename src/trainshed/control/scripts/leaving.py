@@ -212,7 +212,8 @@ class Leaver:
             if not move(connection, here, step, at=now):
                 return
             end_attempt(connection, here, attempt, attempt.ended_at or now, "lost", attempt.message or "")
-            wait = 0.0 if planned else backoff(self._losses_in_a_row(here))
+            first = self._ground.work.retry_seconds
+            wait = 0.0 if planned else backoff(self._losses_in_a_row(here), first)
             values = {"provider": None, "not_before": now + wait if wait else None, "waiting_since": now}
             if wait:
                 said = f"Another place is looked for in {wait:g} s."

@@ -47,7 +47,7 @@ class Losses:
             if what.fails:
                 self._over(connection, here, attempt, what, sentence)
                 return
-            wait = backoff(here.script.placements)
+            wait = backoff(here.script.placements, self._ground.work.retry_seconds)
             values = {"launch_failures": here.trial.launch_failures + 1}
             step = (State.PREPARING, State.QUEUED, str(what.reason).upper(), sentence)
             if not move(connection, here, step, values=values, at=now):

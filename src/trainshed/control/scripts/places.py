@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trainshed.control.scripts.choosing import open_attempt
-from trainshed.control.scripts.ground import Ground, look_at
+from trainshed.control.scripts.ground import look_at
 from trainshed.control.scripts.reserving import about, longest_run
-from trainshed.engines.contract import Limits
-from trainshed.engines.providers.local import Room
+from trainshed.control.training.launching import limits_of
+from trainshed.engines.providers.engine_runs import Room
 from trainshed.model.resources import Amounts, Node
 from trainshed.model.scripts.spec import LOCAL
 from trainshed.policy.cluster import NO_GPU
@@ -92,17 +92,15 @@ def fit(trial: Trial, gpu: str | None, nodes: Sequence[Node]) -> Trial:
     )
 
 
-def room_of(ground: Ground, allocation: Allocation, nodes: Sequence[Node]) -> Room:
-    """What an Attempt may use, by what it holds."""
+def room_of(
+    allocation: Allocation, nodes: Sequence[Node], grace_seconds: float, *, pinned: bool = False
+) -> Room:
+    """What an Attempt may use on a node, by what it holds; ``pinned``: the engine is told which node."""
     here = next((node for node in nodes if node.name == allocation.node), None)
     gpus = tuple(gpu for gpu in (here.gpus if here else ()) if gpu.index in allocation.indices)
-    limits = Limits(
-        cpus=allocation.cpus,
-        memory_mb=allocation.memory_mb,
-        storage_mb=allocation.storage_mb,
-        shm_mb=allocation.shm_mb,
-    )
-    return Room(gpus, limits, allocation.timeout_seconds, ground.policy.stop_grace_seconds)
+    limits = limits_of(allocation.amounts)
+    node = allocation.node if pinned else ""
+    return Room(gpus, limits, allocation.timeout_seconds, grace_seconds, node)
 
 
 def _part(amounts: Amounts, parts: int) -> Amounts:

@@ -45,7 +45,8 @@ class Releaser:
 
     def _is_elsewhere(self, allocation: Allocation) -> bool:
         here = allocation.parts is not None or allocation.engine == self._ground.home
-        return not here and allocation.engine in self._ground.providers
+        # On a cluster it is the cluster's engine that is named, as of all that holds its nodes.
+        return not here and allocation.engine.partition(":")[0] in self._ground.providers
 
     def _release(self, allocation: Allocation) -> bool:
         with self._ground.database.read() as connection:
@@ -67,6 +68,8 @@ class Releaser:
             run = run_of(attempt)
             if run is None and provider.capabilities().lookup_by_key:
                 run = provider.lookup_by_key(attempt.key)
+            if run is None and provider.capabilities().named_by_attempt:
+                run = Run(attempt.attempt_id)
             if run is None:
                 return Release(confirmed=True, checks={"run": "the provider has none of this key"})
             return self._end(provider, attempt, run)

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from trainshed.control.scripts.ground import Look
+from trainshed.control.training.placing import ReadCatalog
 from trainshed.engines.providers.contract import Capabilities, GpuOffer
 from trainshed.engines.providers.facts import all_facts
 from trainshed.model.errors import FaultList
 from trainshed.model.scripts.spec import ScriptSpec
+from trainshed.model.training.claims import claim_of, cluster_of
 from trainshed.policy import approval
 from trainshed.policy.approval import Question, Rule, Verdict
 from trainshed.policy.routing import Decision, Offer, Outcome, ProviderView, Quota, Weights, decide
@@ -64,8 +66,13 @@ class RoutePlanner:
     """Plans by what is known of the providers. Thread-safe; remembers nothing."""
 
     def __init__(
-        self, weights: Weights | None = None, grants: Mapping[str, tuple[float, float]] | None = None
+        self,
+        weights: Weights | None = None,
+        grants: Mapping[str, tuple[float, float]] | None = None,
+        read_catalog: ReadCatalog | None = None,
     ) -> None:
+        """``read_catalog`` tells what each project may use of the catalogue's clusters."""
+        self._read_catalog = read_catalog
         self._weights = weights or Weights()
         self._grants = GRANTS if grants is None else grants
 
@@ -83,7 +90,8 @@ class RoutePlanner:
         left = 1.0 if look is None else left_to_do(look)
         excluded = {} if look is None else look.script.excluded_providers
         need = need_of(spec, excluded=excluded, left_fraction=left)
-        views = self.views(connection, now, but=None if look is None else look.trial.id)
+        project = project_id if look is None else look.trial.project_id
+        views = self.views(connection, now, project, but=None if look is None else look.trial.id)
         decision = decide(need, views, now, self._weights)
         rules = look.policy if look else approval.read(policies.document(connection, project_id), FaultList())
         question = Question(
@@ -116,15 +124,39 @@ class RoutePlanner:
             None if after is None else round(after / _HOUR, 3),
         )
 
-    def views(self, connection: Connection, now: float, *, but: str | None = None) -> list[ProviderView]:
-        """Every provider as it stands now; ``but`` is a Trial whose own Attempt does not count."""
+    def views(
+        self, connection: Connection, now: float, project: str, *, but: str | None = None
+    ) -> list[ProviderView]:
+        """Every provider as it stands now for a project; ``but``: whose own Attempt does not count."""
         able = known_capabilities(connection)
         states = providers.states(connection)
         running = script_work.busy(connection, but=but)
-        return [
+        found = [
             self._view(connection, name, able[name], states.get(name), running[name], now, priority=-place)
             for place, name in enumerate(able)
         ]
+        return [self._claimable(connection, view, able[view.name].cluster, project) for view in found]
+
+    def _claimable(
+        self, connection: Connection, view: ProviderView, named: str | None, project: str
+    ) -> ProviderView:
+        """Of a cluster, only what the project has a unit of its own for."""
+        if named is None or self._read_catalog is None:
+            return view
+        _, catalog = self._read_catalog(connection)
+        cluster = cluster_of(catalog, named or None)
+        if cluster is None:
+            said = (
+                f"the catalogue has no Ray cluster {named}"
+                if named
+                else "the catalogue has not one Ray cluster"
+            )
+            return replace(view, health=Health.UNAVAILABLE, message=said)
+        offers = tuple(o for o in view.offers if claim_of(catalog, cluster, project, o.type) is not None)
+        if not offers and claim_of(catalog, cluster, project, None) is None:
+            said = f"this project has no quota of its own on cluster {cluster}"
+            return replace(view, health=Health.UNAVAILABLE, message=said)
+        return replace(view, offers=offers)
 
     def _view(
         self,

@@ -23,6 +23,7 @@ from trainshed.control.scripts.book import Book
 from trainshed.control.scripts.bundles import Bundles
 from trainshed.control.scripts.checkpoints import Checkpoints
 from trainshed.control.scripts.choosing import Chooser
+from trainshed.control.scripts.clusters import ClusterGuests, Clusters, allocation_of
 from trainshed.control.scripts.ending import Ender
 from trainshed.control.scripts.fetching import Fetcher
 from trainshed.control.scripts.ground import Ground, Look, ScriptWork, look_at
@@ -34,13 +35,15 @@ from trainshed.control.scripts.places import Places, room_of
 from trainshed.control.scripts.releasing import Releaser
 from trainshed.control.scripts.routing import RoutePlanner
 from trainshed.control.scripts.watching import Watcher, log_folder
+from trainshed.control.training.gangs import Gangs
 from trainshed.engines.contract import Engine, EngineError
 from trainshed.engines.providers.contract import Provider
-from trainshed.engines.providers.local import LocalProvider, Room
+from trainshed.engines.providers.engine_runs import Room
+from trainshed.engines.providers.local import LocalProvider
 from trainshed.jobkit import tree as folders
 from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Node
-from trainshed.model.scripts.spec import LOCAL
+from trainshed.model.scripts.spec import LOCAL, RAY
 from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState, Note
 from trainshed.model.states import ACTIVE, TERMINAL, State
 from trainshed.policy.effective import ServerPolicy
@@ -63,8 +66,8 @@ _ROUNDS = 20
 """Steps of one Job that follow one another at once."""
 _ASK_AGAIN_SECONDS = 10.0
 """How often something is looked at that only a provider's answer moves on."""
-_LIVE_FETCH_SECONDS = 300.0
-"""How often checkpoints of a run that is elsewhere are fetched while it runs."""
+_CLAIM_SECONDS = 30.0
+"""How often one that waits for a cluster is asked whether it still may."""
 
 log = structlog.get_logger(__name__)
 
@@ -89,18 +92,23 @@ class Scripts:
         self._clock = clock
         self._background = background
         self.places = Places(database)
+        self._clusters = Clusters(database, work, policy.stop_grace_seconds)
         providers: dict[str, Provider] = {}
         if work.local:
             providers[LOCAL] = LocalProvider(home, self._room, lambda: self.places.nodes)
         providers |= work.providers
+        if work.ray:
+            providers[RAY] = self._clusters.provider()
         self._ground = ground = Ground(
             database, clock, ids, blobs, content, policy, work, providers, home.name
         )
+        self.guests = ClusterGuests(ground) if work.ray else None
+        """Opens Attempts on clusters, for the pass over gangs."""
         self._bundles = Bundles(work.folder / "bundles")
         self._fetcher = Fetcher(ground, work.folder / "fetched")
         self._checkpoints = Checkpoints(ground)
         self._losses = Losses(ground)
-        planner = RoutePlanner(work.weights, work.grants)
+        planner = RoutePlanner(work.weights, work.grants, work.read_catalog)
         self._chooser = Chooser(ground, planner)
         self._launcher = Launcher(ground, self._bundles, self._checkpoints, self._losses)
         self._watcher = Watcher(ground, self._losses)
@@ -116,11 +124,17 @@ class Scripts:
         """What a Trial looked like when nothing more was to be done for it at once."""
         self._fetched_at: dict[str, float] = {}
         self._routed: set[str] = set()
+        self._abroad: set[str] = set()
+        """Those that wait for a cluster."""
         self._recovered = False
         self._busy: Counter[str] = Counter()
         self._failed: set[str] = set()
         self._told: dict[str, str | None] = {}
         self._nodes: tuple[Node, ...] | None = None
+
+    def connect(self, gangs: Gangs) -> None:
+        """Have the clusters of the catalogue, which training tasks have too."""
+        self._clusters.connect(gangs)
 
     # The controller's thread
 
@@ -130,6 +144,8 @@ class Scripts:
         if self._nodes != tuple(nodes):
             self._nodes = tuple(nodes)
             self._book.again(LOCAL)
+        if self._clusters.changed():
+            self._book.again(RAY)
 
     def step(self, changed: set[str], *, everything: bool) -> bool:
         """One look at all script Jobs; whether another step should follow at once.
@@ -155,7 +171,9 @@ class Scripts:
             if self._is_due(trial, script, now, hinted=trial.id in running) and self._begin(trial.id)
         ]
         begun += self._homing.step(wanted, now)
-        self._routed = {t.id for t, s in waiting if t.state is State.QUEUED and s.provider is not None}
+        queued = [(t.id, s.provider) for t, s in waiting if t.state is State.QUEUED]
+        self._routed = {trial_id for trial_id, provider in queued if provider == LOCAL}
+        self._abroad = {trial_id for trial_id, provider in queued if provider == RAY}
         if everything:
             held = {a.attempt_id for a in unreleased}
             self._forget_all_but({trial.id for trial, _ in waiting}, held, began)
@@ -179,8 +197,8 @@ class Scripts:
         return self._routed
 
     def tell_waiting(self, why: Callable[[str], str | None]) -> None:
-        """Say of Jobs that wait for a place on this machine what they wait for (promise P10)."""
-        said = {trial_id: why(trial_id) for trial_id in self._routed}
+        """Say of Jobs that wait for a place here or on a cluster what they wait for (promise P10)."""
+        said = {trial_id: why(trial_id) for trial_id in self._routed | self._abroad}
         self._told = {key: text for key, text in self._told.items() if key in said}
         news = {key: text for key, text in said.items() if text and self._told.get(key) != text}
         for trial_id, text in news.items():
@@ -258,10 +276,10 @@ class Scripts:
 
     def _room(self, attempt_id: str) -> Room:
         with self._database.read() as connection:
-            held = next((a for a in queue.unreleased(connection) if a.attempt_id == attempt_id), None)
+            held = allocation_of(connection, attempt_id)
         if held is None:
             raise EngineError("LAUNCH_INVALID", f"{attempt_id} holds nothing here", retryable=False)
-        return room_of(self._ground, held, self.places.nodes)
+        return room_of(held, self.places.nodes, self._ground.policy.stop_grace_seconds)
 
     # One Job, in an executor
 
@@ -330,12 +348,21 @@ class Scripts:
         return step is None or step(look)
 
     def _route(self, look: Look) -> bool:
-        if look.script.provider is not None or (look.script.not_before or 0.0) > look.now:
+        if look.script.provider is not None and not self._freed(look):
+            return True
+        if (look.script.not_before or 0.0) > look.now:
             return True
         opened = self._chooser.choose(look.trial.id)
         if opened is not None:
             self.places.fresh.add(opened)
         return True
+
+    def _freed(self, look: Look) -> bool:
+        """Whether one that waits for a cluster waits in vain, and is to be routed anew."""
+        lost = self._clusters.lost_its_claim(look)
+        if lost:
+            self._change(look.trial.id, {"provider": None, "not_before": None})
+        return lost
 
     def _start(self, look: Look) -> bool:
         attempt = look.live
@@ -386,7 +413,8 @@ class Scripts:
         if written is None:
             with self._guard:
                 last = self._fetched_at.setdefault(attempt.attempt_id, attempt.started_at or look.now)
-            if look.now - last < _LIVE_FETCH_SECONDS:
+            able = self._ground.providers[attempt.provider].capabilities()
+            if look.now - last < able.fetch_interval_s:
                 return
             with self._guard:
                 self._fetched_at[attempt.attempt_id] = look.now
@@ -413,7 +441,7 @@ class Scripts:
         state, script = look.trial.state, look.script
         if state is State.QUEUED:
             if script.provider is not None:
-                return None
+                return look.now + _CLAIM_SECONDS if script.provider == RAY else None
             return script.not_before or (script.waiting_since or look.now) + QUEUE_SECONDS
         if state is State.AWAITING_APPROVAL:
             return look.asked[-1].expires_at if look.asked else None

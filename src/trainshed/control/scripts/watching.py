@@ -443,6 +443,8 @@ def verdict_of(
     progress, phase = heard.progress, status.phase
     if heard.exit is not None and heard.exit.stopped and phase is not Phase.LOST:
         phase = Phase.CANCELLED  # it left because it was told to, whatever its exit code
+    elif heard.exit is not None and not heard.exit.stopped and phase is Phase.LOST and code is not None:
+        phase, code = Phase.FAILED, heard.exit.code  # the runner was killed once it had told of the end
     return judge_end(
         End(
             phase=str(phase),

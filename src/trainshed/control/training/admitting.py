@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.training import scaling
 from trainshed.control.training.frozen import spec_of
+from trainshed.control.training.guests import Guests, guest_running, is_guest
 from trainshed.control.training.holding import (
     Occupancy,
     gpu_words,
@@ -73,6 +74,8 @@ class Made:
     """Allocations."""
     grown: frozenset[str] = frozenset()
     """Likewise."""
+    guests: tuple[Allocation, ...] = ()
+    """What packed projects were given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Admitter:
     ids: IdFactory
     clock: Callable[[], float]
     grace_seconds: float
+    guests: Guests | None = None
 
     def store(self, connection: Connection, decided: Decided) -> Made:
         """Make it true as far as it still can be. Raises `Stale`."""
@@ -110,15 +114,18 @@ class Admitter:
             held = {gang.allocation.id: gang for gang in gangs.held(connection)}
         room = Occupancy(self.site.nodes, [a for a in holding if a.engine == self.site.key])
         asks = decided.admissions or decided.growths
-        ledger = self._ledger([running_of(g, self.grace_seconds) for g in held.values()] if asks else [])
+        running = [running_of(g, self.grace_seconds) for g in held.values()] if asks else []
+        running += [guest_running(a, self.grace_seconds) for a in holding if asks and is_guest(a)]
+        ledger = self._ledger(running)
         placed = self._admit(connection, decided.admissions, tasks, room, ledger, now)
+        guests = self._welcome(connection, decided.admissions, tasks, room, ledger, now)
         evicted = self._evict(connection, decided.evictions, held, now)
         grown = self._grow(connection, decided, held, room, ledger, now)
         for trial_id, plan in decided.plans.items():
             text = None if plan is None else json.dumps(plan.as_dict())
             gangs.change_task(connection, trial_id, {"plan": text})
         reach(Point.GANG_PLACE_BEFORE_COMMIT)
-        return Made(tuple(placed), frozenset(evicted), frozenset(grown))
+        return Made(tuple(placed), frozenset(evicted), frozenset(grown), tuple(guests))
 
     def _admit(
         self,
@@ -165,6 +172,34 @@ class Admitter:
             )
             placed.append(Gang(trial, after, new.allocation))
         return placed
+
+    def _welcome(
+        self,
+        connection: Connection,
+        admissions: Sequence[Admission],
+        tasks: Collection[str],
+        room: Occupancy,
+        ledger: Ledger,
+        now: float,
+    ) -> list[Allocation]:
+        """Packed projects: the same questions as for tasks, and an Attempt of their own kind."""
+        made: list[Allocation] = []
+        if self.guests is None:
+            return made
+        for admission in admissions:
+            if admission.id in tasks:
+                continue
+            sources = ledger.check(admission.key, admission.key.choices[admission.choice], {})
+            if isinstance(sources, GangReason) or not room.take(admission.parts):
+                continue
+            model, simulated = gpu_words(admission.parts, self._nodes())
+            held = self.guests.place(
+                connection, admission, sources, self.site.key, model, simulated=simulated, now=now
+            )
+            if held is not None:
+                ledger.charge(admission.key, sources)
+                made.append(held)
+        return made
 
     def _grow(
         self,

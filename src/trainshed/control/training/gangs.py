@@ -13,15 +13,25 @@ import structlog
 from trainshed.content.local import LocalContent
 from trainshed.control import metrics
 from trainshed.control.background import Workers
+from trainshed.control.training.guests import Guests
 from trainshed.control.training.idle import IdleSampler
 from trainshed.control.training.keys import AttemptFolders
 from trainshed.control.training.placing import GangPlacer, ReadCatalog
 from trainshed.control.training.reconcile import GangReconciler, known_units
-from trainshed.control.training.sites import OpenEngine, Sites, closed_gpus, cordoned_nodes, without_gpus
+from trainshed.control.training.sites import (
+    OpenEngine,
+    Site,
+    Sites,
+    closed_gpus,
+    cordoned_nodes,
+    places_of,
+    without_gpus,
+)
 from trainshed.control.training.starting import OpenSecrets
 from trainshed.engines.contract import Engine, EngineError
 from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Node
+from trainshed.model.training.claims import cluster_of
 from trainshed.policy.cluster import Held
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.gangs.snapshot import Kept
@@ -48,7 +58,7 @@ class Training:
 class Gangs:
     """Everything about gangs that the controller's thread does."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works with
         self,
         training: Training,
         database: Database,
@@ -58,10 +68,12 @@ class Gangs:
         clock: Callable[[], float],
         ids: IdFactory,
         workers: Workers,
+        *,
+        guests: Guests | None = None,
     ) -> None:
         self._database = database
         self._sites = Sites(home, workers.preparing, training.open_engine)
-        self._placer = GangPlacer(database, self._sites, policy, clock, ids, training.read_catalog)
+        self._placer = GangPlacer(database, self._sites, policy, clock, ids, training.read_catalog, guests)
         self._reconciler = GangReconciler(
             database,
             self._sites,
@@ -77,16 +89,20 @@ class Gangs:
         self._fleet_text = ""
         self._counted = float("-inf")
 
-    def step(self, changed: set[str], *, everything: bool) -> bool:
-        """One look at all gangs, and a pass; whether another step should follow at once."""
-        news = set(changed)
+    def news(self) -> set[str]:
+        """Members, and packed projects, on the engines of clusters that may have news."""
+        found: set[str] = set()
         for site in self._sites.all:
             if site is not self._sites.home:
                 try:
-                    news |= site.engine.changed(0.0)
+                    found |= site.engine.changed(0.0)
                 except EngineError as error:
                     log.warning("an engine does not answer", engine=site.key, reason=error.message)
-        again = self._reconciler.step(news, everything=everything)
+        return found
+
+    def step(self, changed: set[str], *, everything: bool) -> bool:
+        """One look at all gangs, and a pass; whether another step should follow at once."""
+        again = self._reconciler.step(changed, everything=everything)
         if everything:
             self._idle.look()
         self._count_waiting()
@@ -165,6 +181,33 @@ class Gangs:
                 except EngineError as error:
                     log.warning("an engine could not be swept", engine=site.key, reason=error.message)
         return found
+
+    def site_of(self, named: str | None) -> Site | None:
+        """The Ray cluster that packed projects use, where it is connected."""
+        cluster = cluster_of(self._placer.catalog, named)
+        return None if cluster is None else self._sites.of_cluster(cluster)
+
+    def nodes_for_guests(self, named: str | None) -> Sequence[Node]:
+        """The nodes of the pools of that cluster, as far as nothing of them is cordoned."""
+        site = self.site_of(named)
+        if site is None:
+            return ()
+        closed = cordoned_nodes(site, self._placer.cordons)
+        return [
+            place.node
+            for place in places_of(site, self._placer.catalog, self._placer.cordons)
+            if place.node.name not in closed
+        ]
+
+    def why_waits(self, trial_id: str) -> str | None:
+        """Why a packed project waits for its cluster, in a sentence (P10)."""
+        return self._placer.guests.why_waits(trial_id)
+
+    def forget(self, unit: str) -> None:
+        """Delete what engines of clusters keep of a unit. Raises `EngineError`, `OSError`."""
+        for site in self._sites.all:
+            if site is not self._sites.home:
+                site.engine.forget(unit)
 
     def close(self) -> None:
         """Begin nothing more; what is under way is repeated by the next process."""

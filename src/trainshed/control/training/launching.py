@@ -134,7 +134,7 @@ def _launch(
         env={"PYTHONUNBUFFERED": "1", **_shown(spec.env), **own, **context(frame)},
         files=files,
         gpus=_gpus(part, frame.nodes),
-        limits=_limits(part.amounts),
+        limits=limits_of(part.amounts),
         timeout_seconds=gang.allocation.timeout_seconds,
         stop_grace_seconds=frame.grace_seconds + extra_grace,
         image=gang.trial.image_resolved,
@@ -258,7 +258,7 @@ def _shown(variables: Sequence[EnvVar]) -> dict[str, str]:
     return {each.name: each.value for each in variables if not each.hidden}
 
 
-def _limits(amounts: Amounts) -> Limits:
+def limits_of(amounts: Amounts) -> Limits:
     """Specs say nothing of scratch and shared memory: a fair share of a node for each GPU (C14)."""
     shares = max(1, amounts.gpus)
     return Limits(
@@ -271,7 +271,7 @@ def _limits(amounts: Amounts) -> Limits:
 
 def _shared_memory(amounts: Amounts) -> Amounts:
     """The same with what a member may use of shared memory: Ray's object store lies there."""
-    return replace(amounts, shm_mb=_limits(amounts).shm_mb)
+    return replace(amounts, shm_mb=limits_of(amounts).shm_mb)
 
 
 def _gpus(part: Part, nodes: Sequence[Node]) -> tuple[Gpu, ...]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from trainshed.control import metrics
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.training.admitting import Admitter, Decided, Made, Stale
 from trainshed.control.training.frozen import waiting_of
+from trainshed.control.training.guests import GuestBook, Guests, is_guest
 from trainshed.control.training.holding import RELEASE_SECONDS, runner_held, running_of
 from trainshed.control.training.scaling import growing_of, grows_later, scaling_of
-from trainshed.control.training.sites import Site, Sites, cordoned_nodes, places_of
+from trainshed.control.training.sites import Sites, cordoned_nodes, places_of
+from trainshed.control.training.yards import Yard
 from trainshed.model.ids import IdFactory
 from trainshed.model.states import AllocationState, State
 from trainshed.model.training.catalog import Catalog
@@ -22,7 +24,7 @@ from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.gangs.cluster import GangCluster
 from trainshed.policy.gangs.decide import decide
 from trainshed.policy.gangs.growth import Growing
-from trainshed.policy.gangs.queue import TIERS, GangQueue
+from trainshed.policy.gangs.queue import TIERS
 from trainshed.policy.gangs.quota import QuotaTable
 from trainshed.policy.gangs.snapshot import (
     GangDecision,
@@ -45,22 +47,6 @@ _LATE_EVENTS = 500
 """How many of the newest events are looked at again; what comes later still is found by `differs`."""
 
 
-@dataclass(slots=True)
-class Yard:
-    """The gangs of one site: what waits for it and what is on it."""
-
-    site: Site
-    cluster: GangCluster
-    queue: GangQueue = field(default_factory=GangQueue)
-    decision: GangDecision | None = None
-    looked_at: int = -1
-    """The version of the cluster that the decision is about."""
-    stale: bool = True
-    places: tuple[object, ...] = ()
-    asked: frozenset[str] = frozenset()
-    """Allocations that would grow, as the decision saw them."""
-
-
 class GangPlacer:
     """The queue of tasks in memory and the passes over it. Used by the controller's one thread."""
 
@@ -72,6 +58,7 @@ class GangPlacer:
         clock: Callable[[], float],
         ids: IdFactory,
         read_catalog: ReadCatalog,
+        guests: Guests | None = None,
     ) -> None:
         self._database = database
         self._sites = sites
@@ -91,6 +78,7 @@ class GangPlacer:
         """Trials of which an earlier Attempt is still being released."""
         self._allocations: dict[str, tuple[Gang, float]] = {}
         self._others: dict[str, tuple[Allocation, float | None]] = {}
+        self.guests = GuestBook(guests, sites, self.yards, policy.stop_grace_seconds)
         self.cordons: tuple[Cordon, ...] = ()
         self.grown: set[str] = set()
         """Allocations that grew since somebody looked at this: a member is to be launched."""
@@ -101,7 +89,9 @@ class GangPlacer:
         """Forget everything; the next `sync` reads all of it."""
         self._newest_event, self._revision = None, None
         self.tasks, self._of_yard, self._blocked = {}, {}, {}
-        self._allocations, self._others, self.yards = {}, {}, {}
+        self._allocations, self._others = {}, {}
+        self.yards.clear()
+        self.guests.forget()
 
     # Following the rows
 
@@ -123,9 +113,10 @@ class GangPlacer:
             self._follow_nodes()
         touched = self._follow_tasks(connection)
         touched |= self._follow_gangs(held)
-        self._follow_others(others)
+        self._follow_others([a for a in others if a.engine == self._sites.home.key])
         for trial_id in touched:
             self._queue(trial_id)
+        self.guests.follow(connection, [a for a in others if is_guest(a)], self.catalog)
 
     def differs(self, connection: Connection, *, thoroughly: bool) -> bool:
         """Whether the database knows other queued tasks than this queue: their number, or each of them."""
@@ -140,6 +131,8 @@ class GangPlacer:
     def is_quiet(self, connection: Connection) -> bool:
         """Whether no task waits or holds anything, and nothing new happened to any; costs one small query."""
         if self.tasks or self._allocations or self._newest_event is None:
+            return False
+        if self.guests.any(connection, self.catalog):
             return False
         late = _LATE_EVENTS if connection.dialect.name == "postgresql" else 0
         changes = gangs.changes_since(connection, self._newest_event, late)
@@ -370,10 +363,11 @@ class GangPlacer:
         admitter = Admitter(
             yard.site,
             self._quotas,
-            [*self._allocations, *self._others],
+            [*self._allocations, *self._others, *self.guests.held],
             self._ids,
             self._clock,
             self._policy.stop_grace_seconds,
+            self.guests.guests,
         )
         try:
             made: Made = self._database.write(lambda connection: admitter.store(connection, decided))
@@ -385,7 +379,8 @@ class GangPlacer:
         if made.grown:
             reach(Point.GANG_GROW_AFTER_COMMIT)
             self.grown |= made.grown
-        again = len(made.placed) < len(decision.admissions) or bool(decision.growths)
+        started = len(made.placed) + len(made.guests)
+        again = started < len(decision.admissions) or bool(decision.growths)
         return list(made.placed), decision.more or again
 
     def _changed_waits(
@@ -422,11 +417,14 @@ class GangPlacer:
             yard.queue.remove(gang.trial.id)
             self._allocations[gang.allocation.id] = (gang, now)
             yard.cluster.admit(running_of(gang, self._policy.stop_grace_seconds))
+        self.guests.admitted(yard, made.guests)
         for trial_id in self._changed_plans(yard, decision):
             waiting = yard.queue.tasks.get(trial_id)
             if waiting is not None:
                 plan = decision.plans.get(trial_id)
                 yard.queue.add(replace(waiting, plan=plan))
+                if trial_id not in self.tasks:
+                    continue  # after a restart one is planned for anew
                 trial, task = self.tasks[trial_id]
                 text = None if plan is None else _text(plan)
                 self.tasks[trial_id] = (trial, replace(task, plan=text))
@@ -434,7 +432,7 @@ class GangPlacer:
             running = yard.cluster.running.get(eviction.id)
             if eviction.id in made.evicted and running is not None:
                 yard.cluster.admit(running.evicting(now, eviction.for_id, eviction.gone_by))
-        if len(made.placed) == len(decision.admissions) and not decision.growths:
+        if len(made.placed) + len(made.guests) == len(decision.admissions) and not decision.growths:
             yard.looked_at = yard.cluster.version
         else:
             yard.stale = True

@@ -113,6 +113,8 @@ class Capabilities:
     """What a provider can do."""
 
     lookup_by_key: bool = True
+    named_by_attempt: bool = False
+    """Whether a run's name is its Attempt's id: known before it is submitted."""
     live_logs: bool = True
     interactive: bool = False
     resume: bool = True
@@ -124,7 +126,12 @@ class Capabilities:
     max_concurrency: int | None = 1
     max_bundle_mb: float | None = None
     poll_interval_s: float = 5.0
+    fetch_interval_s: float = 300.0
+    """How often checkpoints are brought here while a run goes on."""
     data: bool = True
+    cluster: str | None = None
+    """Of a cluster of the catalogue: its id; empty: the only one that there is. Places there are given by
+    the pass over training tasks."""
 
 
 @dataclass(frozen=True, slots=True)

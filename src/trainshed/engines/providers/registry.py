@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import cast
 
 from trainshed.engines.providers.contract import Provider
+from trainshed.model.scripts.spec import RAY
 
 PROVIDERS: Mapping[str, str] = {
     "colab": "trainshed.engines.providers.colab:open_provider",
     "fake": "trainshed.engines.providers.fake:open_provider",
     "kaggle": "trainshed.engines.providers.kaggle:open_provider",
 }
-"""Name -> ``module:function``, which takes a `Setting`. A new provider adds its line here; this machine is no
-line, for it is made of the server's own engine (`trainshed.engines.providers.local`)."""
+"""Name -> ``module:function``, which takes a `Setting`. A new provider adds its line here; this machine and a
+cluster of the catalogue are no lines: they are made of engines of the server (modules ``local``, ``ray``)."""
 
-NAMED = frozenset(PROVIDERS) - {"fake"}
+NAMED = frozenset({*PROVIDERS, RAY}) - {"fake"}
 """Those that people are told of; `fake` serves tests."""
 
 

@@ -12,8 +12,8 @@ MAX_HOURS, MAX_VRAM_GB = 336.0, 640.0
 MAX_NAME, MAX_SCRIPT, MAX_INCLUDES, MAX_INCLUDE = 80, 4096, 64, 300
 MAX_BUNDLE_BYTES = 200 * 10**6
 """Uncompressed."""
-LOCAL = "local"
-"""The provider that is this machine."""
+LOCAL, RAY = "local", "ray"
+"""The providers that are engines of the server: this machine, and a Ray cluster of the catalogue."""
 
 
 class DepsKind(StrEnum):

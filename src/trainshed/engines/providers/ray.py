@@ -1,0 +1,129 @@
+"""The provider ``ray``: a Ray cluster of the catalogue, through its engine.
+
+Nodes are given out by the pass over training tasks, so this provider opens nothing itself: it is told which
+engine there is, and what an Attempt was given. Files and data are brought to the node by the engine; what a
+run wrote is copied from there, also while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from trainshed.engines.contract import Engine, EngineError
+from trainshed.engines.providers.contract import (
+    Capabilities,
+    Fetched,
+    GpuOffer,
+    Health,
+    RemoteNotFound,
+    Run,
+    Unavailable,
+)
+from trainshed.engines.providers.engine_runs import EngineRuns, Room, offers_of_nodes
+from trainshed.model.resources import Node
+from trainshed.model.scripts.spec import RAY
+
+CAPABILITIES = Capabilities(
+    lookup_by_key=False,
+    named_by_attempt=True,
+    interactive=True,
+    max_concurrency=None,
+    poll_interval_s=2.0,
+    fetch_interval_s=60.0,
+    cluster="",
+)
+_ASKED = ".gpu/checkpoint_requested"
+_WRITTEN = {"outputs": "outputs", "checkpoint_store": "checkpoints"}
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """What an engine of other machines has beside the contract."""
+
+    def pull(self, attempt_id: str, names: Iterable[str], into: Path) -> Iterable[str]:
+        """Copy what lies below these folders of the work folder now; the names of what was skipped."""
+        ...
+
+    def ask(self, attempt_id: str, path: str) -> bool:
+        """Make an empty file in the work folder; whether that could be done."""
+        ...
+
+
+class RayProvider(EngineRuns):
+    """Runs packed projects on a cluster.
+
+    ``engine`` answers the cluster's engine, or ``None`` where it is not connected; ``room`` what an Attempt
+    was given; ``nodes`` the nodes of its pools.
+    """
+
+    name = RAY
+    place = "the Ray cluster"
+    carries = True
+
+    def __init__(
+        self,
+        cluster: str | None,
+        engine: Callable[[], Engine | None],
+        room: Callable[[str], Room],
+        nodes: Callable[[], Iterable[Node]],
+    ) -> None:
+        self._cluster = cluster
+        self._engine = engine
+        self._room = room
+        self._nodes = nodes
+
+    def engine(self) -> Engine:
+        found = self._engine()
+        if found is None:
+            raise Unavailable(f"{self._named()} is not connected")
+        return found
+
+    def _named(self) -> str:
+        return f"the Ray cluster {self._cluster}" if self._cluster else "the catalogue's Ray cluster"
+
+    def room(self, attempt_id: str) -> Room:
+        return self._room(attempt_id)
+
+    def capabilities(self) -> Capabilities:
+        return replace(CAPABILITIES, cluster=self._cluster or "")
+
+    def offers(self) -> Iterable[GpuOffer]:
+        return offers_of_nodes(self._nodes())
+
+    def healthcheck(self) -> Health:
+        if self._engine() is None:
+            return Health(
+                ok=False,
+                code="provider_unavailable",
+                message=f"{self._named()} is not connected.",
+                hint="Declare it in the catalogue (`trainshed catalog apply`) and see that it runs.",
+            )
+        return Health(ok=True)
+
+    def fetch(self, run: Run, into: Path) -> Fetched:
+        """Copy what it wrote until now; what did not change since the last copy is not sent again."""
+        try:
+            skipped = tuple(self._remote().pull(run.ref, list(_WRITTEN), into))
+        except EngineError as error:
+            if error.retryable:
+                raise Unavailable(f"what it wrote cannot be copied now: {error.message}") from error
+            raise RemoteNotFound(f"what it wrote is gone: {error.message}") from error
+        except OSError as error:
+            raise Unavailable(f"what it wrote cannot be copied: {error.strerror}") from error
+        files = [each for name in _WRITTEN for each in (into / name).rglob("*") if each.is_file()]
+        return Fetched(len(files), sum(each.stat().st_size for each in files), skipped)
+
+    def request_checkpoint(self, run: Run) -> bool:
+        try:
+            return self._remote().ask(run.ref, _ASKED)
+        except EngineError:
+            return False
+
+    def _remote(self) -> Remote:
+        found = self.engine()
+        if not isinstance(found, Remote):
+            raise Unavailable(f"the engine of {self._named()} cannot copy files")
+        return found
