@@ -67,6 +67,7 @@ class WithScripts(Deployment):
 
     clouds: dict[str, RemoteWorld]
     has_local = True
+    script_options: Mapping[str, Any] = {}
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.secrets: dict[str, str] = {}
@@ -85,6 +86,7 @@ class WithScripts(Deployment):
             local=self.has_local,
             deliver=True,
             grants={},
+            **self.script_options,
         )
         super().boot()
 

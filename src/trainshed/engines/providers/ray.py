@@ -7,7 +7,7 @@ run wrote is copied from there, also while it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -36,14 +36,14 @@ CAPABILITIES = Capabilities(
     cluster="",
 )
 _ASKED = ".gpu/checkpoint_requested"
-_WRITTEN = {"outputs": "outputs", "checkpoint_store": "checkpoints"}
+_OUTPUTS, _STORE = "outputs", "checkpoint_store"
 
 
 @runtime_checkable
 class Remote(Protocol):
     """What an engine of other machines has beside the contract."""
 
-    def pull(self, attempt_id: str, names: Iterable[str], into: Path) -> Iterable[str]:
+    def pull(self, attempt_id: str, names: Sequence[str], into: Path) -> Iterable[str]:
         """Copy what lies below these folders of the work folder now; the names of what was skipped."""
         ...
 
@@ -105,15 +105,21 @@ class RayProvider(EngineRuns):
 
     def fetch(self, run: Run, into: Path) -> Fetched:
         """Copy what it wrote until now; what did not change since the last copy is not sent again."""
+        engine, copied = self._remote(), into / "checkpoints"
+        kept = into / _STORE
         try:
-            skipped = tuple(self._remote().pull(run.ref, list(_WRITTEN), into))
+            if copied.is_dir() and not kept.exists():
+                copied.rename(kept)  # under the name that it has there, so that only news travel
+            skipped = tuple(engine.pull(run.ref, [_OUTPUTS, _STORE], into))
+            if kept.is_dir():
+                kept.rename(copied)
         except EngineError as error:
             if error.retryable:
                 raise Unavailable(f"what it wrote cannot be copied now: {error.message}") from error
             raise RemoteNotFound(f"what it wrote is gone: {error.message}") from error
         except OSError as error:
             raise Unavailable(f"what it wrote cannot be copied: {error.strerror}") from error
-        files = [each for name in _WRITTEN for each in (into / name).rglob("*") if each.is_file()]
+        files = [each for top in (into / _OUTPUTS, copied) for each in top.rglob("*") if each.is_file()]
         return Fetched(len(files), sum(each.stat().st_size for each in files), skipped)
 
     def request_checkpoint(self, run: Run) -> bool:
