@@ -143,6 +143,8 @@ class Bridge:
         start = hub.get(gang.START)
         if self._rank and start is not None and not start.get("start"):
             self._create(gang.START, start)
+        # One that ended is no member that is ready: our own shim has to see first that all were.
+        opens = bool((start or {}).get("start")) and not folder.exists(self._folder, gang.START)
         for other, state in states.items():
             if other == self._rank:
                 continue
@@ -156,7 +158,8 @@ class Bridge:
                 self._mark(gang.READY, other)
             if state.get(gang.CHECKED):
                 self._mark(gang.CHECKED, other)
-            self._show_end(other, state)
+            if not opens:
+                self._show_end(other, state)
 
     def _show_end(self, other: int, state: Json) -> None:
         place = self._member(other)
