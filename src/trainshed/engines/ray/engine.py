@@ -25,6 +25,7 @@ from trainshed.engines.ray import units, wire
 from trainshed.engines.ray.channel import Channel, default_python
 from trainshed.engines.ray.keeper import Keeper
 from trainshed.engines.ray.mirror import GROUP, HANDED, INTENT, RELEASED, Mirror
+from trainshed.engines.ray.pulling import Pull, is_plain
 from trainshed.engines.shell import Shell
 from trainshed.jobkit import folder, tree
 from trainshed.model.logs import LogFiles
@@ -195,8 +196,37 @@ class RayEngine:
         return feedback.samples(self._mirror(attempt_id).path, after)
 
     def work_directory(self, attempt_id: str) -> Path:
-        """See `Engine.work_directory`: a copy, once the program ended, where it is at most 64 MiB."""
+        """See `Engine.work_directory`: a copy, once the program ended, where it is at most 64 MiB.
+
+        Of a launch that is carried there is none: see `pull`.
+        """
         return self._mirror(attempt_id).path / folder.WORK
+
+    def pull(self, attempt_id: str, names: Iterable[str], into: Path) -> Sequence[str]:
+        """Copy what lies below ``work/NAME`` on the node now to ``into/NAME``; the names of what stays there.
+
+        While the program runs and after its end, until the release. Only what changed since the last copy
+        travels, and what is gone there goes here. Links, devices and names that lead out stay behind. One at
+        a time for each ``into``. Raises `EngineError`: ``ENGINE_UNREACHABLE`` where the node does not answer
+        now, ``ATTEMPT_GONE`` where there is nothing to copy any more, ``ENGINE_DISK``.
+        """
+        mirror = self._mirror(attempt_id)
+        if mirror.has(GROUP) and not mirror.has(HANDED) and not mirror.has(RELEASED):
+            return []  # nothing of it has started
+        if not mirror.has(GROUP) or mirror.has(RELEASED):
+            raise EngineError("ATTEMPT_GONE", f"{attempt_id} is on no node (any more)", retryable=False)
+        return Pull(self._channel, attempt_id, into).run(list(names))
+
+    def ask(self, attempt_id: str, path: str) -> bool:
+        """Make the empty file ``work/PATH`` on the node, in a folder that is there; whether that was done."""
+        mirror = self._mirror(attempt_id)
+        if not is_plain(path) or not mirror.has(HANDED) or mirror.has(RELEASED):
+            return False
+        try:
+            answer = self._channel.call("tell", attempt_id, "ask", [path])
+        except EngineError:
+            return False
+        return bool(answer.get("new"))
 
     def logs(self, attempt_id: str) -> LogFiles:
         """See `Engine.logs`."""

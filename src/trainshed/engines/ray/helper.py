@@ -46,6 +46,10 @@ class Actor:
     def _unpack(self, code: bytes, setup: Json) -> None:
         root = setup["root"]
         place = f"{root}/code"
+        # Of a host that vanished before it was handed anything: its tether removes it.
+        until = time.monotonic() + _GONE_SECONDS
+        while Path(root).exists() and time.monotonic() < until:
+            time.sleep(0.1)
         Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
         with zipfile.ZipFile(io.BytesIO(code)) as archive:
             archive.extractall(place)

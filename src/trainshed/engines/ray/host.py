@@ -28,6 +28,7 @@ from trainshed.engines.contract import EngineError, Launch, Phase, TreeFile
 from trainshed.engines.local import LocalEngine, inventory
 from trainshed.engines.ray import wire
 from trainshed.engines.ray.bridge import EXTRA_SECONDS, Bridge, Exchange, Hub
+from trainshed.engines.ray.carried import Arrivals, Leavings
 from trainshed.jobkit import folder, tree
 from trainshed.jobkit.ray_wire import CLUSTER, FOLDER
 from trainshed.model.resources import Gpu
@@ -66,6 +67,10 @@ class Host:
         self._exchange = exchange
         self._bridge: Bridge | None = None
         self._work: bytes | None = None
+        self._carry = False
+        self._id = os.urandom(8).hex()
+        self._arrivals = Arrivals(self._root / "carried")
+        self._leavings = Leavings(lambda: self._engine.work_directory(self._unit))
         self.hub = Hub()
 
     def launch(self, said: Json) -> Json:
@@ -74,7 +79,8 @@ class Host:
             try:
                 place = self._root / "files"
                 place.mkdir(mode=0o700, exist_ok=True)
-                launch = self._fitted(wire.launch_from_json(said, place))
+                launch = self._fitted(wire.launch_from_json(said, place, self._root / "carried"))
+                self._carry = launch.carry
                 if launch.gang is not None and self._bridge is None:
                     exchange = self._exchange or self.hub.exchange
                     gang = launch.gang
@@ -105,6 +111,13 @@ class Host:
             return replace(launch, files=files, gpus=(), gang=gang)
         return replace(launch, gpus=_gpus(launch.gpus, self._setup["gpus"]), gang=gang)
 
+    def take(self, pieces: list[Json]) -> Json:
+        """Keep pieces of what is brought here; how much of each one's file there is, and who keeps it."""
+        try:
+            return {"host": self._id, "sizes": self._arrivals.take(pieces)}
+        except OSError as error:
+            return {"host": self._id, "error": f"the node cannot keep its files: {error.strerror or error}"}
+
     # Watching
 
     def poll(self, log_at: int, report_after: int, sample_after: float) -> Json:
@@ -112,16 +125,18 @@ class Host:
         engine, unit = self._engine, self._unit
         # The observation first: of one that ended nothing comes any more, so what follows is complete.
         seen = engine.observe([unit])[unit]
+        ended = seen.phase in {Phase.EXITED, Phase.LOST}
         log = _read(engine.logs(unit).frames, log_at)
         reports = list(engine.reports(unit, report_after))[:_REPORTS_AT_ONCE]
         return {
+            "host": self._id,
             "node": self._setup["address"],
             "seen": wire.observation_to_json(seen),
             "log": base64.b64encode(log).decode(),
             "log_more": len(log) == _PIECE_BYTES,
             "reports": [asdict(report) for report in reports],
             "samples": [asdict(sample) for sample in engine.samples(unit, sample_after)],
-            "work_bytes": len(self._packed()) if seen.phase in {Phase.EXITED, Phase.LOST} else None,
+            "work_bytes": len(self._packed()) if ended and not self._carry else None,
         }
 
     def work(self, at: int) -> str:
@@ -140,6 +155,18 @@ class Host:
                         archive.add(place, arcname=".", filter=_plain)
                     self._work = packed.getvalue()
             return self._work
+
+    def listed(self, names: list[str], after: str) -> Json | None:
+        """See `Leavings.listed`."""
+        return self._leavings.listed(names, after)
+
+    def read(self, wanted: list[tuple[str, int]]) -> list[list[Any] | None] | None:
+        """See `Leavings.read`."""
+        return self._leavings.read(wanted)
+
+    def ask(self, path: str) -> bool:
+        """See `Leavings.ask`."""
+        return self._leavings.ask(path)
 
     # Ending
 
@@ -162,6 +189,7 @@ class Host:
 
     def release(self) -> Json:
         """End everything; the folder of the node goes once that is confirmed and all was handed over."""
+        self._leavings.close()
         outcome = self._engine.release(self._unit)
         if outcome.confirmed and self._bridge is not None:
             self._bridge.close()
@@ -170,6 +198,8 @@ class Host:
 
     def leave(self) -> Json:
         """Remove what is left on the node; the actor is ended next."""
+        self._leavings.close()
+        self._arrivals.close()
         with contextlib.suppress(EngineError):
             self._engine.close()
         if self._tether.stdin is not None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import structlog
 
 from trainshed.engines.contract import EndedBy, EngineError, Exit, Observation, Phase, Release
 from trainshed.engines.ray import units, wire
+from trainshed.engines.ray.carrying import Carrying, State
 from trainshed.engines.ray.channel import Channel
 from trainshed.engines.ray.mirror import GROUP, HANDED, INTENT, LOST, RELEASED, Mirror
 from trainshed.jobkit import folder
@@ -46,6 +48,8 @@ class Keeper:
         self._woken = self._interrupted = self._closed = False
         self._told: dict[str, str] = {}
         """Unit -> the request to end, or to give notice, that its host has heard."""
+        self._carrying: dict[str, Carrying] = {}
+        """What is on its way to hosts, by unit."""
         self._failures: dict[str, int] = {}
         self._lost_at: dict[str, float] = {}
         self._trouble = ""
@@ -88,6 +92,10 @@ class Keeper:
             self._closed = True
             self._bell.notify_all()
         self._thread.join()
+        for way in self._carrying.values():
+            way.cancel()
+        for way in self._carrying.values():
+            way.close()
 
     # The thread
 
@@ -154,13 +162,8 @@ class Keeper:
         """Have hosts for all members, and hand them over together (rule 14)."""
         groups = {unit: _group(mirror) for unit, mirror in members.items()}
         first = next(iter(groups.values()))
-        if any(mirror.is_over() for mirror in members.values()):
-            self._never(members, EndedBy.GANG, "Another member of its gang does not start.")
-            return
         late = time.time() > min(group.at for group in groups.values()) + first.start_seconds
-        if len(members) < first.size:
-            if late:
-                self._never(members, EndedBy.NOT_STARTED, "Not all members of its gang were launched.")
+        if self._is_held_up(members, first, late=late):
             return
         said = {unit: mirror.read(INTENT) or {} for unit, mirror in members.items()}
         asked = sorted(
@@ -187,8 +190,50 @@ class Keeper:
             why = f"Its hosts do not start on the Ray cluster: {(faults or ['no answer'])[0]}"
             self._never(members, EndedBy.NOT_STARTED, why)
         elif all("new" in answer for answer in answers.values()):
-            where = {unit: answer["new"]["node"] for unit, answer in answers.items()}
-            self._hand_over(members, said, where)
+            new = {unit: answer["new"] for unit, answer in answers.items()}
+            if self._is_brought(members, said, new):
+                self._hand_over(members, said, {unit: each["node"] for unit, each in new.items()})
+
+    def _is_held_up(self, members: dict[str, Mirror], first: units.Group, *, late: bool) -> bool:
+        """Whether it has to wait for its members or their content, or never starts."""
+        if any(mirror.is_over() for mirror in members.values()):
+            self._drop(members)
+            self._never(members, EndedBy.GANG, "Another member of its gang does not start.")
+            return True
+        ways = [self._carrying[unit] for unit in members if unit in self._carrying]
+        if len(members) < first.size:
+            why = "Not all members of its gang were launched."
+        elif any(way.state is State.UNDER_WAY for way in ways):
+            why = "What it needs did not come to its node in time."
+        else:
+            return False
+        if late:
+            self._drop(members)
+            self._never(members, EndedBy.NOT_STARTED, why)
+        return True
+
+    def _is_brought(self, members: dict[str, Mirror], said: dict[str, Json], new: dict[str, Json]) -> bool:
+        """Whether these hosts have all that is to be brought to them; what they lack is sent from here on."""
+        ready = True
+        for unit in [each for each in members if said[each].get("carry")]:
+            way = self._carrying.get(unit)
+            if way is not None and way.state is State.FAILED:
+                self._drop(members)
+                self._never(members, EndedBy.NOT_STARTED, way.why)
+                return False
+            if way is None or way.state is State.HOST_GONE or way.host not in {"", new[unit]["host"]}:
+                ring = partial(self.wake, unit)
+                self._carrying[unit] = Carrying(unit, members[unit], said[unit], self._channel, ring)
+                ready = False
+            ready = ready and way is not None and way.state is State.THERE
+        if ready:
+            self._drop(members)
+        return ready
+
+    def _drop(self, units: Iterable[str]) -> None:
+        for unit in units:
+            if (way := self._carrying.pop(unit, None)) is not None:
+                way.cancel()
 
     def _facts(self) -> Json:
         if not self._channel.facts:
@@ -253,9 +298,9 @@ class Keeper:
         if ended and (new["log_more"] or mirror.reports < seen["reports"]):
             self.wake()
             return  # the end is known here once everything before it is
-        if ended:
+        if ended and new["work_bytes"] is not None:
             archive = b""
-            while len(archive) < (new["work_bytes"] or 0):
+            while len(archive) < new["work_bytes"]:
                 answer = self._channel.call("tell", unit, "work", [len(archive)])
                 if "new" not in answer:
                     return
@@ -324,6 +369,7 @@ class Keeper:
             return Release(confirmed=True, checks=known.get("checks", {}), killed=known.get("killed", 0))
         if not mirror.has(GROUP):
             return Release(confirmed=True, checks={"cluster": "nothing was launched"}, killed=0)
+        self._drop([unit])
         group = _group(mirror)
         outcome = self._clear(unit, mirror, group)
         checks = dict(outcome["checks"])

@@ -2,6 +2,7 @@
 
 ==================  =====================================================================
 ``intent.json``     what to launch, hidden values included, readable by us alone; gone after the end
+``sending.json``    how much of what is brought to the node is there
 ``handed.json``     written before a host is asked to launch: from here on a start cannot be excluded
 ``stop.json``       durable request to end; ``notice.json`` to give notice
 ``seen.json``       the newest observation of the host; final if it ended
@@ -31,13 +32,14 @@ from trainshed.jobkit import folder, frames, tree
 from trainshed.jobkit.logwriter import end_log
 
 Json = dict[str, Any]
-INTENT, HANDED, SEEN, LOST, GROUP, RELEASED = (
+INTENT, HANDED, SEEN, LOST, GROUP, RELEASED, SENDING = (
     "intent.json",
     "handed.json",
     "seen.json",
     "lost.json",
     "group.json",
     "released",
+    "sending.json",
 )
 _SAMPLE_BYTES = 4 << 20
 _STOPPED = "It was stopped before it started."
@@ -77,6 +79,8 @@ class Mirror:
                 ended = Exit(None, None, EndedBy.STOP, at, _STOPPED)
                 return Observation(Phase.EXITED, exit=ended, detail=_STOPPED)
             known = self.has(INTENT)
+            if known and (sending := self.read(SENDING)) is not None:
+                return Observation(Phase.PREPARING, stage="sending", detail=str(sending.get("said", "")))
             return Observation(Phase.PREPARING if known else Phase.ABSENT, stage="starting" if known else "")
         return seen or Observation(Phase.PREPARING, stage="starting")
 

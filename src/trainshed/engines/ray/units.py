@@ -17,6 +17,7 @@ MODEL_LABEL, SIMULATED_LABEL = "trainshed-gpu-model", "trainshed-simulated"
 _MIB = 1 << 20
 _STORAGE_MB = 1 << 20
 """Ray knows nothing of disks: what a replica asks for is watched by its shim."""
+_START_SECONDS, _CARRY_SECONDS = 600.0, 3600.0
 _NODE_SHARE = 0.001
 _PORTS = range(20_000, 32_000)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -54,10 +55,15 @@ def group_of(launch: Launch, *, is_ray: bool, now: float) -> Group:
     if launch.ssh is not None:
         message = "replicas on one node of a shared Ray cluster share its network: no login of their own"
         raise EngineError("NOT_SUPPORTED_BY_ENGINE", message, retryable=False)
+    if launch.carry and any(mount.writable for mount in launch.mounts):
+        message = "what is brought to a node is a copy: nothing that a program may change can be"
+        raise EngineError("LAUNCH_INVALID", message, retryable=False)
     gang = launch.gang
     if gang is None:
-        return Group(launch.attempt_id, 0, 1, "", is_ray, 600.0, now)
-    return Group(gang.id, gang.rank, gang.size, gang.node, is_ray, gang.start_seconds, now)
+        seconds = _CARRY_SECONDS if launch.carry else _START_SECONDS
+        return Group(launch.attempt_id, 0, 1, launch.node, is_ray, seconds, now)
+    seconds = _CARRY_SECONDS if launch.carry else gang.start_seconds
+    return Group(gang.id, gang.rank, gang.size, gang.node, is_ray, seconds, now)
 
 
 NO_IMAGES = (

@@ -33,9 +33,15 @@ _FILES_BYTES = 64 << 20
 
 
 def launch_to_json(launch: Launch) -> Json:
-    """A launch with the bytes of its files in it. Raises `OSError`, and `ValueError` for too many bytes."""
+    """A launch with the bytes of its files in it; one that is carried has the paths of their sources.
+
+    Raises `OSError`, and `ValueError` for too many bytes.
+    """
     files, total = [], 0
     for file in launch.files:
+        if launch.carry:
+            files.append([file.path, str(file.source.absolute()), file.executable])
+            continue
         content = file.source.read_bytes()
         total += len(content)
         if total > _FILES_BYTES:
@@ -47,14 +53,25 @@ def launch_to_json(launch: Launch) -> Json:
     return plain
 
 
-def launch_from_json(said: Mapping[str, Any], files: Path) -> Launch:
-    """The launch again; its files are written below ``files``. Raises `OSError`."""
+def launch_from_json(said: Mapping[str, Any], files: Path, carried: Path) -> Launch:
+    """The launch again. Its files are written below ``files``; one that is carried has all in ``carried``.
+
+    Raises `OSError`.
+    """
+    carry = bool(said.get("carry", False))
     tree = []
     for number, (path, content, executable) in enumerate(said["files"]):
-        place = files / str(number)
-        place.touch(mode=0o600)
-        place.write_bytes(base64.b64decode(content))
+        if carry:
+            place = carried / file_place(number)
+        else:
+            place = files / str(number)
+            place.touch(mode=0o600)
+            place.write_bytes(base64.b64decode(content))
         tree.append(TreeFile(path, place, executable))
+    sources = [
+        carried / mount_place(number) if carry else Path(mount["source"])
+        for number, mount in enumerate(said["mounts"])
+    ]
     return Launch(
         attempt_id=said["attempt_id"],
         argv=tuple(said["argv"]),
@@ -65,7 +82,10 @@ def launch_from_json(said: Mapping[str, Any], files: Path) -> Launch:
         timeout_seconds=said["timeout_seconds"],
         stop_grace_seconds=said["stop_grace_seconds"],
         image=said["image"],
-        mounts=tuple(Mount(**{**mount, "source": Path(mount["source"])}) for mount in said["mounts"]),
+        mounts=tuple(
+            Mount(**{**mount, "source": source})
+            for mount, source in zip(said["mounts"], sources, strict=True)
+        ),
         paths=said["paths"],
         gang=_gang(said["gang"]),
         secrets=said["secrets"],
@@ -74,7 +94,19 @@ def launch_from_json(said: Mapping[str, Any], files: Path) -> Launch:
         endpoints=tuple(Endpoint(**each) for each in said["endpoints"]),
         sample_seconds=said["sample_seconds"],
         ssh=_ssh(said["ssh"]),
+        node=said.get("node", ""),
+        carry=carry,
     )
+
+
+def file_place(number: int) -> str:
+    """Where a file of a launch that is carried lies among what was brought."""
+    return f"files/{number}"
+
+
+def mount_place(number: int) -> str:
+    """The same of what a mount shows."""
+    return f"mounts/{number}"
 
 
 def _gang(said: Json | None) -> Gang | None:
