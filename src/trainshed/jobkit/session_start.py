@@ -118,7 +118,10 @@ def prepared(settings: dict[str, Any], work: str, out: str) -> dict[str, str]:
 
 
 def run(settings: dict[str, Any], work: str, env: dict[str, str], began: float) -> tuple[int, str]:
-    """Run the runner; its exit code, and what ended it: ``""``, ``deadline`` or ``asked``."""
+    """Run the runner; its exit code, and what ended it: ``""``, ``deadline``, ``asked`` or ``signal``.
+
+    ``signal``: somebody killed the runner, which tells of its program's end in every other case.
+    """
     asked: list[int] = []
     runner = subprocess.Popen([sys.executable, "gpu_runner/__main__.py"], cwd=work, env=env)
 
@@ -132,7 +135,8 @@ def run(settings: dict[str, Any], work: str, env: dict[str, str], began: float) 
     while True:
         try:
             code = runner.wait(1.0)
-            return (128 - code if code < 0 else code), "asked" if asked and not ended_by else ended_by
+            ended_by = ended_by or ("asked" if asked else "signal" if code < 0 else "")
+            return (128 - code if code < 0 else code), ended_by
         except subprocess.TimeoutExpired:
             now = time.time()
         heed(settings, work, asked, runner)

@@ -8,6 +8,7 @@ import pytest
 
 from support.cloud import CLOUD, LocalCourse, runs, wire
 from trainshed.content.logs import LogReader
+from trainshed.engines.contract import EndedBy
 from trainshed.engines.local import log_files
 from trainshed.engines.providers.contract import Unavailable
 from trainshed.engines.providers.fake import FakeProvider
@@ -93,6 +94,29 @@ def test_a_cancel_on_this_machine_stops_the_program(cloud):
     tale = d.rest(job)
     assert tale.words[-2:] == ["cancelling", "cancelled"]
     assert d.engine.live() == set()
+
+
+# A runner that is killed
+
+TOLD = {"code": 3, "signal": None, "stage": "script", "stopped": False, "message": "", "checkpoint": None}
+
+
+@pytest.mark.parametrize(
+    ("course", "attempts", "kind", "said"),
+    [
+        ({"ended_by": EndedBy.EXIT}, 6, "provider_error", "6 Attempts"),
+        ({"ended_by": EndedBy.MEMORY}, 1, "user_error", "exit code 137."),
+        ({"run_seconds": 0.0, "output": wire("exit", **TOLD).encode() + b"\n"}, 1, "user_error", "code 3."),
+    ],
+    ids=["by somebody", "for want of memory", "once it had told of the end"],
+)
+def test_b_a_runner_that_is_killed_proves_nothing_of_its_program(cloud, course, attempts, kind, said):
+    killed = LocalCourse(**{"run_seconds": 60.0, "code": 137, "signal": 9, **course})
+    d = cloud(local=True, clouds={}, default=killed)
+    tale = d.rest(d.pack(provider="local"))
+    assert (tale.words[-1], len(tale.attempts), tale.look.script.failure_kind) == ("failed", attempts, kind)
+    assert said in tale.look.script.message
+    assert (tale.reasons[-1] == "gave_up") is (attempts > 1), "the usual budget"
 
 
 # Outputs

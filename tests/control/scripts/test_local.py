@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +87,49 @@ def test_G44_a_program_that_fails_says_so_with_its_own_exit_code(real):
     assert (tale.look.trial.exit_code, tale.look.script.failure_kind) == (7, "user_error")
     assert "no" in real.log(job)
     assert real.delivered(job) == {}, "its folder is there, and empty"
+
+
+STAYS = b"""
+import os, pathlib, signal, time
+import gpu
+
+start = gpu.latest_checkpoint()
+if start is None:
+    gpu.log(step=1, loss=0.5)
+    with gpu.atomic_checkpoint("state.txt") as path:
+        pathlib.Path(path).write_text("1")
+    while not os.path.exists(os.environ["GATE"]):
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGKILL)
+pathlib.Path(gpu.output_dir(), "from.txt").write_text(pathlib.Path(start).read_text())
+"""
+
+
+def stays(real: LocalScripts, tmp_path) -> tuple[str, Path]:
+    """A Job that has saved and waits for a file, and where its newest Attempt works."""
+    env = {"TRAINSHED_CHECKPOINT_INTERVAL_S": "0.2", "GATE": str(tmp_path / "gate")}
+    job = real.pack(bundle=real.bundle({"train.py": STAYS}), env=env, provider="local")
+    real.run_until(lambda: real.tale(job).checkpoints, steps=3000, pause=0.05)
+    return job, real.engine.work_directory(real.tale(job).attempts[-1].attempt_id)
+
+
+def test_b_a_runner_that_somebody_kills_is_no_fault_of_the_program_which_goes_on_elsewhere(real, tmp_path):
+    job, work = stays(real, tmp_path)
+    os.kill(int((work / ".gpu" / "lock").read_text()), signal.SIGKILL)
+    tale = real.rest(job, pause=0.2)
+    assert tale.words[-1] == "done", real.log(job)
+    assert [each.state for each in tale.attempts] == ["lost", "succeeded"]
+    assert "session_lost" in tale.reasons
+    assert "signal 9 ended the runner" in tale.attempts[0].message
+    assert real.delivered(job) == {"from.txt": b"1"}, "it went on from what it had saved"
+
+
+def test_b_a_program_that_dies_of_a_signal_is_told_of_by_its_runner(real, tmp_path):
+    job, _ = stays(real, tmp_path)
+    (tmp_path / "gate").touch()
+    tale = real.rest(job, pause=0.2)
+    assert (tale.words[-1], len(tale.attempts)) == ("failed", 1)
+    assert (tale.look.trial.exit_code, tale.look.script.failure_kind) == (137, "user_error")
 
 
 def test_G57_packed_data_and_a_dataset_of_the_hub_lie_side_by_side(real):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,6 +117,17 @@ class RemoteRules:
         health = harness.provider.healthcheck()
         assert not health.ok
         assert LOGIN_WORD not in health.message + health.hint
+
+    def test_a_runner_that_somebody_kills_is_lost_and_its_program_not_to_blame(self, harness: RemoteHarness):
+        script = "import os, time\nprint(f'line {os.getppid()}', flush=True)\ntime.sleep(600)\n"
+        run = harness.provider.submit(harness.packed("gpu-killed-1", {"train.py": script}))
+        deadline = time.monotonic() + 60
+        while not (lines := harness.lines_of(run)):
+            assert time.monotonic() < deadline
+            harness.pass_time()
+        os.kill(int(lines[0].split()[1]), signal.SIGKILL)
+        assert harness.ended(run) is Phase.LOST
+        assert "signal ended the runner" in harness.provider.status(run).message
 
     def test_rule_7_no_link_is_followed_where_files_land(self, harness: RemoteHarness, tmp_path: Path):
         run = harness.provider.submit(harness.submission("gpu-link-1", Program()))

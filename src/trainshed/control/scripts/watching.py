@@ -31,7 +31,7 @@ from trainshed.engines.providers.contract import (
     Status,
 )
 from trainshed.engines.providers.framelog import LineLog
-from trainshed.model.scripts.spec import LOCAL
+from trainshed.model.scripts.spec import OWN_ENGINES
 from trainshed.model.scripts.states import AttemptState, Note, Reason, Word
 from trainshed.model.states import State
 from trainshed.policy.migration import (
@@ -178,7 +178,7 @@ class Watcher:
         finished: bool,
     ) -> Cursor:
         """Keep the lines of a run that is elsewhere; what a crash left behind the cursor is dropped."""
-        if attempt.provider == LOCAL:
+        if attempt.provider in OWN_ENGINES:
             return replace(before, mark=mark, finished=finished)
         kept, at = before.kept, int(self._ground.clock() * 1e9)
         copy = self.copy_of(attempt)
@@ -443,8 +443,11 @@ def verdict_of(
     progress, phase = heard.progress, status.phase
     if heard.exit is not None and heard.exit.stopped and phase is not Phase.LOST:
         phase = Phase.CANCELLED  # it left because it was told to, whatever its exit code
-    elif heard.exit is not None and not heard.exit.stopped and phase is Phase.LOST and code is not None:
-        phase, code = Phase.FAILED, heard.exit.code  # the runner was killed once it had told of the end
+    elif heard.exit is not None and not heard.exit.stopped and status.exit_code is not None:
+        if (
+            phase is Phase.LOST
+        ):  # the runner was killed once it had told of the end, and what it wrote is there
+            phase, code = Phase.FAILED, heard.exit.code
     return judge_end(
         End(
             phase=str(phase),

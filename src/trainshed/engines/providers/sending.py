@@ -73,6 +73,9 @@ def status_of(end: Mapping[str, Any] | None, message: str = "") -> Status:
     said = str(end.get("message") or "")[:300]
     if end.get("ended_by") == "deadline":
         return Status(Phase.LOST, None, started, finished, message="the session's time was over")
+    if end.get("ended_by") == "signal":
+        killed = "a signal ended the runner"
+        return Status(Phase.LOST, code, started, finished, message=killed)
     if end.get("ended_by") == "asked":
         return Status(Phase.CANCELLED, code, started, finished, message=said)
     phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED
