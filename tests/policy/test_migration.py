@@ -50,6 +50,11 @@ def test_g7_a_provider_is_looked_at_again_after_one_to_fifteen_minutes():
         (End("failed", None, started=True), Ending.LOST, Reason.SESSION_LOST),
         (End("lost", None, started=False), Ending.LOST, Reason.LOST_BEFORE_START),
         (End("lost", 0, started=True), Ending.LOST, Reason.SESSION_LOST),
+        (
+            End("lost", 137, started=True, ran_seconds=500, progressed=True),
+            Ending.LOST,
+            Reason.SESSION_LOST,
+        ),
         (End("lost", None, started=True, interactive=True), Ending.FAILED, Reason.INTERACTIVE_LOST),
         (End("lost", None, started=False, interactive=True), Ending.LOST, Reason.LOST_BEFORE_START),
         (End("cancelled", 143, started=True), Ending.CANCELLED, Reason.REMOTE_CANCELLED),
@@ -79,6 +84,11 @@ def test_b_a_package_that_is_not_there_twice_is_the_users_to_correct(why):
     second = judge_end(End("failed", 90, started=True, message=said, before=[first.message]))
     assert (second.ending, second.failure) == (Ending.FAILED, FailureKind.USER_ERROR)
     assert why in second.message
+    sure = judge_end(
+        End("failed", 90, started=True, message=said.replace("installed:", "installed anywhere:"))
+    )
+    assert (sure.ending, sure.failure) == (Ending.FAILED, FailureKind.USER_ERROR), "no place has it"
+    assert why in sure.message
     network = End("failed", 90, started=True, message="the hub does not answer", before=["the same"])
     assert judge_end(network).ending is Ending.LOST
 

@@ -31,8 +31,11 @@ UNCONFIRMED_SECONDS = 300.0
 """How long a cancel may take before the Job says cancelled without a proof."""
 ENVIRONMENT_FAILED = 90
 """The runner's exit code where packages or datasets could not be had."""
-_MISSING = re.compile(r"could not be installed: (No matching distribution found for [^;]+|Because [^;]+)")
-"""What the runner says where the installer found no such package, or no such version."""
+_MISSING = re.compile(
+    r"could not be installed( anywhere)?: (No matching distribution found for [^;]+|Because [^;]+)"
+)
+"""What the runner says where the installer found no such package, or no such version; and whether it is
+certain that this is so for every Python and every machine."""
 START_SECONDS = 15.0
 """A death by signal so soon after the start is not the script's fault."""
 DELIVERY_PAUSES = (20.0, 60.0)
@@ -119,14 +122,15 @@ def judge_end(end: End) -> Verdict:
 
 
 def _environment_failed(end: End) -> Verdict:
-    """Tried elsewhere, or there again; where the installer found no such package twice, it is not there."""
+    """Tried elsewhere, or there again, unless the package is certainly nowhere, or was not there twice."""
     missing = _MISSING.search(end.message)
     if missing is None:
         return _lost(end, "Packages or datasets could not be had there (exit 90); the script is not to blame")
-    again = _lost(end, f"Packages could not be had there (exit 90): {missing.group(1).rstrip('.')}")
-    if again.message not in end.before:
+    anywhere, why = missing.group(1), missing.group(2).rstrip(".")
+    again = _lost(end, f"Packages could not be had there (exit 90): {why}")
+    if not anywhere and again.message not in end.before:
         return again
-    said = f"Packages could not be had there twice (exit 90): {missing.group(1).rstrip('.')}."
+    said = f"Packages could not be had {'at all' if anywhere else 'there twice'} (exit 90): {why}."
     return Verdict(Ending.FAILED, Reason.SCRIPT_FAILED, AttemptState.FAILED, said, FailureKind.USER_ERROR)
 
 

@@ -48,12 +48,13 @@ _SOURCES = re.compile(r"(PIP|UV)_\w*(INDEX|LINKS|CONSTRAINT|OVERRIDE|PRE|BINARY|
 _NESTED = re.compile(r"(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
 _LOCAL = re.compile(r"(-e|--editable|-f\s*|--find-links[ =])|\.{0,2}/|file:|\S+\s*@\s*(file:|\.{0,2}/)")
 _ARCHIVE = re.compile(r"[^\s:]+\.(whl|zip|tar\.gz|tgz|tar\.bz2)")
+_OPTION = re.compile(r"--(?!requirement|constraint|editable)|-[if]\b")
 _MOST_NESTED = 50
 _BOUND = re.compile(r"\s*(>=|<=|==|!=|>|<|~=)\s*(\d+(?:\.\d+)*)(\.\*)?\s*")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from collections.abc import Callable
 
     from trainshed.jobkit.gpu_runner.jobs import Deps, Place
 
@@ -61,6 +62,17 @@ _MISSING = re.compile(
     rb"No matching distribution found for [^\r\n;]+|Because [^\r\n;]*(?:not found|no version)[^\r\n;]*"
 )
 """How pip and uv say that there is no such package, or no such version of it."""
+_UNANSWERED = re.compile(
+    rb"Retrying \(Retry|Could not fetch URL (?!\S+ 404 )|could not be queried|Failed to fetch|timed out"
+    rb"|returned a (?!404)\d{3} |network was disabled|not found in the cache"
+    rb"|[Cc]onnection (?:refused|reset|aborted|error)"
+)
+"""How they say that an index did not answer. pip then goes on as if it had nothing."""
+_OTHER_MACHINE = re.compile(
+    rb"different [Pp]ython|none of the wheel's tags|no wheels|no (?:source distribution|usable wheels)"
+    rb"|does not satisfy Python|[Pp]ython requirement"
+)
+"""How they say that there is one, for another Python or another machine."""
 _LONGEST_WHY = 200
 
 
@@ -239,23 +251,83 @@ class _Making:
         for name in HIDDEN:
             env.pop(name, None)
         env.update(PYTHONUNBUFFERED="1", PIP_NO_COLOR="1", NO_COLOR="1")
-        why: list[bytes] = []
+        told = _Told()
 
         def write(data: bytes) -> None:
-            why[:] = _MISSING.findall(data)[-1:] or why
+            told.take(data)
             say.raw(data)
 
-        relay = Relay(write)
+        ended = self._run(argv, env, write)
+        if ended.code == 0:
+            return
+        if told.why and "pip" in argv[1:3]:
+            self._look_again(argv[0], env, told)
+        what = shlex.join(argv[1:4]) if argv[1:2] == ["-m"] else f"{os.path.basename(argv[0])} {argv[1]}"
+        said = f"{what} ended with exit status {ended.code}; its output is above"
+        raise Broken(f"{self._wanted.name} could not be installed{told.anywhere}: {told.text}{said}")
+
+    def _look_again(self, python: str, env: dict[str, str], told: _Told) -> None:
+        """Have pip say what it passed over: of that, and of an index that refused, it says nothing else."""
+        folder = self._place.state("missing")
+        os.makedirs(folder, exist_ok=True)
+        needs = os.path.join(folder, "requirements.txt")
+        lines = [line for _, text in self._wanted.texts for line in _meaning(text) if _OPTION.match(line)]
+        with open(needs, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write("\n".join([*lines, told.name]) + "\n")
+        argv = [python, "-m", "pip", "download", "--no-input", "--no-deps", "--disable-pip-version-check"]
+        again = [*argv, "--retries", "1", "-vv", "-d", folder, "-r", needs]
+        if self._run(again, env, told.take).code == 0:
+            told.why = b""  # it is there now
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, argv: list[str], env: dict[str, str], write: Callable[[bytes], None]) -> program.Ended:
         try:
             ended = program.run(
-                argv, cwd=self._place.code, env=env, relay=relay, stop=self._stop, grace=self._place.grace
+                argv,
+                cwd=self._place.code,
+                env=env,
+                relay=Relay(write),
+                stop=self._stop,
+                grace=self._place.grace,
             )
         except program.CannotStart as problem:
             raise Broken(str(problem)) from None
         if self._stop.asked:
             raise Stopped
-        if ended.code != 0:
-            _fail(argv, ended.code, self._wanted.name, why[-1:])
+        return ended
+
+
+class _Told:
+    """What an installer said of what is missing."""
+
+    def __init__(self) -> None:
+        self.why = b""
+        self._unanswered = False
+        self._other_machine = False
+
+    def take(self, data: bytes) -> None:
+        """Some whole lines of its output."""
+        found = _MISSING.findall(data)
+        self.why = found[-1] if found else self.why
+        self._unanswered = self._unanswered or bool(_UNANSWERED.search(data))
+        self._other_machine = self._other_machine or bool(_OTHER_MACHINE.search(data))
+
+    @property
+    def name(self) -> str:
+        """The requirement that pip names."""
+        words = self.why.decode(errors="replace").partition(" found for ")[2]
+        return words.partition(" (from ")[0].strip()
+
+    @property
+    def text(self) -> str:
+        """The line that says what is missing; nothing where an index did not answer: it may have it."""
+        known = self.why and not self._unanswered
+        return self.why.decode(errors="replace")[:_LONGEST_WHY].strip() + "; " if known else ""
+
+    @property
+    def anywhere(self) -> str:
+        """What the server takes for certain (`trainshed.policy.migration`)."""
+        return " anywhere" if self.text and not self._other_machine else ""
 
 
 def _try(lock: int) -> bool:
@@ -265,13 +337,6 @@ def _try(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _fail(argv: list[str], code: int, name: str, why: list[bytes]) -> NoReturn:
-    what = shlex.join(argv[1:4]) if argv[1:2] == ["-m"] else f"{os.path.basename(argv[0])} {argv[1]}"
-    told = "".join(line.decode(errors="replace")[:_LONGEST_WHY].strip() + "; " for line in why)
-    said = f"{what} ended with exit status {code}; its output is above"
-    raise Broken(f"{name} could not be installed: {told}{said}")
 
 
 def _plain(place: Place) -> Environment:
