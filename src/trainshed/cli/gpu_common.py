@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from trainshed.cli.gpu_events import Counted
 from trainshed.cli.session import Session
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Follower:
         self._since = since
         self._told = 0
         """The newest event that was told."""
+        self._counted = Counted()
         self._asked = False
 
     def until_the_end(self, *, stop_at_question: bool = False, events: bool = True) -> Mapping[str, Any]:
@@ -93,7 +95,7 @@ class Follower:
         """
         for page in self._client.scripts.follow(self._ref, since=self._since, all_pages=True, places=True):
             if events:
-                self._patiently(self.tell_events)
+                self._patiently(self._tell_events)
             print_lines(self._session, page)
             if page.lines:
                 continue
@@ -107,17 +109,24 @@ class Follower:
             else:
                 self._ask(job)
         if events:
-            self._patiently(self.tell_events)
+            self._patiently(lambda: self._tell_events(ended=True))
         return self._client.scripts.get(self._ref).job.raw
 
-    def tell_events(self) -> None:
-        """Say what happened since this was asked last."""
-        for event in self._client.scripts.events(self._ref, after=self._told).items:
-            self._told = max(self._told, int(event["id"]))
+    def _tell_events(self, *, ended: bool = False) -> None:
+        """Say what happened since this was asked last; how it ended only behind the last line of its log."""
+        for event in self._counted.so_far(self._new_events(ended=ended)):
             self._session.note(f"-- {event_line(event)}")
             if event["reason"] == "placed":
                 why = self._client.scripts.get(self._ref).job.raw["route_reason"]
                 self._session.note(f"-- why: {why}")
+
+    def _new_events(self, *, ended: bool) -> Iterator[Mapping[str, Any]]:
+        while found := self._client.scripts.events(self._ref, after=self._told).items:
+            for event in found:
+                if event["to"] in ENDED and not ended:
+                    return
+                self._told = int(event["id"])
+                yield event
 
     @staticmethod
     def _patiently(look: Callable[[], T]) -> T | None:

@@ -94,7 +94,13 @@ def quota(session: Session, *, refresh: bool) -> None:
     """
     with session.client() as client:
         found = client.providers.quota(refresh=refresh).raw
-    session.show(found, QUOTA, Sentence(lambda row: "\n".join(sentence(each) for each in row["summary"])))
+    session.show(found, QUOTA, Sentence(_summary))
+
+
+def _summary(document: Mapping[str, Any]) -> str:
+    """What is left, in sentences; what stands below a row of the table already is not said again."""
+    said = {f"{row['provider']}: {row['detail']}" for row in document["quota"]}
+    return "\n".join(sentence(each) for each in document["summary"] if each not in said)
 
 
 @click.command()

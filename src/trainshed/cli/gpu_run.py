@@ -219,28 +219,37 @@ def _routed(document: Mapping[str, Any]) -> str:
     """A dry run as people read it."""
     found, asks = document["route"], document["approval"]
     said = {"place": "it would run", "wait": "it would wait", "no_fit": "nothing fits"}[found["outcome"]]
-    lines = [*bundle_lines(document["bundle"]), f"route     {said}: {found['reason']}"]
-    lines += [f"{'not':<9} {each['provider']}: {each['why']}" for each in found["rejected"]]
+    reason = found["reason"].removeprefix("waits: ").removeprefix("no provider fits: ")
+    lines = [*bundle_lines(document["bundle"]), f"route     {said}: {reason}"]
+    lines += [
+        f"{'not':<9} {each['provider']}: {each['why']}"
+        for each in found["rejected"]
+        if f"{each['provider']}: {each['why']}" not in reason
+        and f"{each['provider']}, and {each['why']}" not in reason
+    ]
     if asks:
         would = f"a person would be asked: {asks['reason']}" if asks["would_ask"] else "nobody would be asked"
         lines.append(f"approval  {would}")
     return "\n".join(lines)
 
 
-def bundle_lines(bundle: Mapping[str, Any]) -> list[str]:
-    """What ships and what does not, as people read it."""
+def bundle_lines(bundle: Mapping[str, Any], *, advise: bool = True) -> list[str]:
+    """What ships and what does not, as people read it; with ``advise`` also what to do about it."""
     lines = [f"ships     {count(bundle['files'], 'file')}, {size(bundle['bytes'])}"]
     for key, title in (("included", "included"), ("left_out", "left out"), ("warnings", "warning")):
         lines += [f"{title:<9} {line}" for line in bundle.get(key, ())]
     if more := bundle.get("left_out_not_shown"):
         lines.append(f"{'':<9} and {more} more left out")
-    if hint := bundle.get("hint"):
+    if advise and (hint := bundle.get("hint")):
         lines.append(f"hint      {hint}")
     return lines
 
 
 def _say_what_ships(session: Session, packed: Packed) -> None:
-    for line in bundle_lines(packed.summary):
+    from trainshed.cli.gpu_hints import is_new  # noqa: PLC0415 - not for `--help`
+
+    advise = not session.json and is_new(packed.script.project_dir, packed.summary.get("left_out", ()))
+    for line in bundle_lines(packed.summary, advise=advise):
         session.note(line)
 
 

@@ -10,6 +10,7 @@ import click
 
 from trainshed.cli import gpu_views as views
 from trainshed.cli.gpu_common import JOB, told
+from trainshed.cli.gpu_events import counted
 from trainshed.cli.output import Sentence
 from trainshed.cli.session import Session, json_option
 
@@ -23,7 +24,7 @@ _EVENTS = 8
 
 @click.command()
 @click.argument("ref", metavar="[ID]", type=JOB, required=False)
-@click.option("--all", "all_", is_flag=True, help="Of one Job: every event.")
+@click.option("--all", "all_", is_flag=True, help="With ID: every event, also each save.")
 @json_option
 @click.pass_obj
 def status(session: Session, *, ref: str | None, all_: bool) -> None:
@@ -32,6 +33,10 @@ def status(session: Session, *, ref: str | None, all_: bool) -> None:
     Without ID: what waits for your answer, what goes on, what ended within a day, and what is left at each
     provider. With ID: how far it is, where it runs and why, and how its loss went.
     """
+    if all_ and ref is None:
+        raise click.UsageError(
+            f"--all is for one Job, whose ID is missing; `{session.gpu} jobs --all` lists all"
+        )
     with session.client() as client:
         if ref is None:
             document = overview(client)
@@ -39,7 +44,8 @@ def status(session: Session, *, ref: str | None, all_: bool) -> None:
             return
         document = detail(client, ref)
     if not all_ and not session.json:
-        document = {**document, "events": document["events"][-_EVENTS:]}
+        document = counted(document)
+        document["events"] = document["events"][-_EVENTS:]
     session.show(document, *detail_views(document))
 
 

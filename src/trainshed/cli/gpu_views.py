@@ -48,10 +48,10 @@ def course(values: Sequence[float]) -> str:
 
 
 def age(job: Mapping[str, Any]) -> str:
-    """How long it has run, or waited; of one that ended how long it ran."""
+    """How long it has run, or waited; of one that ended how long it ran, if it did."""
     begun = _moment(job.get("started_at"))
     ended = _moment(job.get("finished_at"))
-    if begun is None:
+    if begun is None and ended is None:
         begun = _moment(job.get("created_at"))
     if begun is None:
         return ""
@@ -59,7 +59,9 @@ def age(job: Mapping[str, Any]) -> str:
 
 
 def place(job: Mapping[str, Any]) -> str:
-    """Provider and GPU."""
+    """Provider and GPU; nothing before it is placed."""
+    if not job.get("provider"):
+        return ""
     return " ".join(str(part) for part in (job.get("provider"), job.get("gpu")) if part)
 
 
@@ -159,7 +161,8 @@ ONE = Fields(
         ("progress", lambda row: bar(row["job"].get("progress"))),
         ("newest", lambda row: metrics(row["job"])),
         ("course", course_of),
-        ("since", lambda row: age(row["job"])),
+        ("since", lambda row: "" if row["job"].get("finished_at") else age(row["job"])),
+        ("ran", lambda row: age(row["job"]) if row["job"].get("finished_at") else ""),
         ("runs", lambda row: command(row["job"]["spec"])),
         ("hours", "job.spec.hours"),
         ("exit code", "job.exit_code"),

@@ -9,11 +9,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainshed.cli.gpu_common import ENDED, JOB, event_line
+from trainshed.cli.gpu_events import Counted, counted
 from trainshed.cli.gpu_status import detail, detail_views, overview, overview_views
 from trainshed.cli.output import plain
 from trainshed.cli.session import Session, json_option
@@ -66,7 +68,7 @@ def _look(client: Client, ref: str | None) -> dict[str, Any]:
 
 def _in_lines(session: Session, client: Client, ref: str | None) -> None:
     """What happens, a line each."""
-    told: dict[str, int] = {}
+    told: dict[str, _Told] = {}
     shown = ""
     for _ in _rounds():
         document = _look(client, ref)
@@ -78,17 +80,26 @@ def _in_lines(session: Session, client: Client, ref: str | None) -> None:
         else:
             jobs = [document["job"]] if ref is not None else [*document["active"], *document["recent"]]
             for job in jobs:
-                _tell(client, job, told)
+                _tell(client, job, told.setdefault(job["short_id"], _Told()))
         sys.stdout.flush()
         if _over(document):
             return
 
 
-def _tell(client: Client, job: Mapping[str, Any], told: dict[str, int]) -> None:
+@dataclass
+class _Told:
+    """What of one Job was told."""
+
+    newest: int = 0
+    counted: Counted = field(default_factory=Counted)
+
+
+def _tell(client: Client, job: Mapping[str, Any], told: _Told) -> None:
     short = job["short_id"]
-    for event in client.scripts.events(short, after=told.get(short, 0)).items:
-        told[short] = int(event["id"])
+    found = client.scripts.events(short, after=told.newest).items
+    for event in told.counted.so_far(found):
         sys.stdout.write(plain(f"{short}  {event_line(event)}") + "\n")
+    told.newest = max([told.newest, *(int(event["id"]) for event in found)])
 
 
 def _on_a_terminal(client: Client, ref: str | None) -> None:
@@ -103,7 +114,8 @@ def _on_a_terminal(client: Client, ref: str | None) -> None:
             found = overview_views(document) if ref is None else detail_views(document)
             lines = []
             if ref is not None:
-                document = {**document, "events": document["events"][-_EVENTS:]}
+                document = counted(document)
+                document["events"] = document["events"][-_EVENTS:]
                 lines = _last_lines(client, document["job"])
             live.update(Text("\n".join([_drawn(document, found), *lines])), refresh=True)
             if _over(document):

@@ -75,7 +75,7 @@ def _candidate(need: Need, view: ProviderView, now: float, weights: Weights) -> 
         view.name,
         offer,
         sum(value for value, _ in points),
-        f"{label}: {'; '.join(said)}" if said else f"{label}: nothing speaks for or against it",
+        f"{label}: {'; '.join(said)}" if said else label,
         share,
     )
 
