@@ -26,6 +26,8 @@ from trainshed.cli.output import (
 Document = Mapping[str, Any]
 _MIB = 1 << 20
 _COMMIT = re.compile(r"@([0-9a-f]{12})[0-9a-f]{28}$")
+_MADE_FOR_A_SCRIPT = re.compile(r"script-(?:auto-[0-9a-f]+-[0-9a-f]+-\d+|[0-9a-f]{64})")
+"""What the server makes of the folder and the arguments of a Job of `gpu`: a row of digests."""
 _UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -204,8 +206,10 @@ def job_took(job: Document) -> str | None:
 
 
 def short_request(job: Document) -> str | None:
-    """The request id; of one that was made up, its beginning."""
+    """The request id; of one that was made up, its beginning, and of a Job of `gpu` its name instead."""
     given = job.get("request_id")
+    if isinstance(given, str) and _MADE_FOR_A_SCRIPT.fullmatch(given):
+        return job.get("name")
     match = _UUID.fullmatch(given) if isinstance(given, str) else None
     return f"{match[1]}…" if match else given
 

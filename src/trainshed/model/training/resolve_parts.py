@@ -118,6 +118,14 @@ def resolve_image(task: TaskSpec, catalog: Catalog, cluster: str | None, faults:
     return preset.address
 
 
+_DECLARED = (
+    "a server without a catalogue of its own has the volumes of its setting "
+    '`[training] volumes = ["ID=/FOLDER"]`, '
+    "another those under `volumes` of its catalogue"
+)
+"""How a volume comes to be there. It names none: what is there may be others'."""
+
+
 def resolve_mounts(
     task: TaskSpec,
     catalog: Catalog,
@@ -165,7 +173,9 @@ def _granted(
 ) -> bool:
     """Whether a row of the catalogue exists for this project and cluster. Unknown and denied sound alike."""
     if row is None or not named(row.projects, project):
-        faults.add(where, "MOUNT_DENIED", f"there is no {kind} {ref}, or project {project} may not use it")
+        how = f"; {_DECLARED}" if kind is MountType.VOLUME else ""
+        said = f"there is no {kind} {ref}, or project {project} may not use it{how}"
+        faults.add(where, "MOUNT_DENIED", said)
         return False
     if cluster is not None and not named(row.clusters, cluster):
         _elsewhere(where, f"{kind} {ref}", cluster, row.clusters, faults)
