@@ -93,17 +93,7 @@ class RayHarness(Harness):
 
     def host_pid(self, attempt_id: str) -> int:
         """The process of the actor: the one that listens to the replica's shim."""
-        place = str(self.node_folder(attempt_id) / "engine" / "notify")
-
-        def find() -> int | None:
-            for pid in all_pids():
-                with contextlib.suppress(OSError):
-                    opened = [entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir()]
-                    if any(str(each) == place for each in opened):
-                        return pid
-            return None
-
-        return wait_until(find, what=f"the host of {attempt_id}")
+        return holder_of(self.node_folder(attempt_id) / "engine" / "notify")
 
     def starts(self, attempt_id: str) -> int:
         marks = self._starts / attempt_id
@@ -121,3 +111,17 @@ class RayHarness(Harness):
         left = wait_until(lambda: not self.left(), what="the end of all of ours on the cluster")
         assert left
         self.engine.close()
+
+
+def holder_of(place: Path) -> int:
+    """The process that has ``place`` open."""
+
+    def find() -> int | None:
+        for pid in all_pids():
+            with contextlib.suppress(OSError):
+                opened = [entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir()]
+                if any(str(each) == str(place) for each in opened):
+                    return pid
+        return None
+
+    return wait_until(find, what=f"whoever has {place} open")

@@ -8,7 +8,7 @@ from typing import Any
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.scripts.ground import ACTOR, Ground, Look, locked_look, move
 from trainshed.control.scripts.routing import Plan, RoutePlanner
-from trainshed.model.scripts.spec import LOCAL, RAY
+from trainshed.model.scripts.spec import OWN_ENGINES
 from trainshed.model.scripts.states import AttemptState, FailureKind, Phase, Reason
 from trainshed.model.states import AllocationState, OutputStatus, State
 from trainshed.policy import approval
@@ -142,7 +142,7 @@ class Chooser:
             self._ask(connection, look, verdict, gpu, provider=chosen.provider)
             return None
         values = {"provider": chosen.provider, "gpu": gpu}
-        if chosen.provider in {LOCAL, RAY}:
+        if chosen.provider in OWN_ENGINES:
             # The queue of this machine, or of the cluster, takes it from here; the word stays until then.
             scripts.change(connection, look.trial.id, values)
             return None

@@ -29,6 +29,15 @@ class OnThisMachine(Protocol):
         ...
 
 
+@runtime_checkable
+class BringsCheckpoints(Protocol):
+    """A provider that can bring checkpoints alone while a run goes on, and of them what is new."""
+
+    def fetch_checkpoints(self, run: Run, into: Path) -> object:
+        """Bring ``checkpoints/`` below ``into``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """Where a run's files lie on this machine."""
@@ -57,10 +66,10 @@ class Fetcher:
         work = provider.folder(run)
         return Written(work, work / "checkpoint_store")
 
-    def files_of(self, attempt: ScriptAttempt) -> Written | None:
+    def files_of(self, attempt: ScriptAttempt, *, live: bool = False) -> Written | None:
         """The files of a run, fetched if need be; ``None`` if they cannot be had now, or ever.
 
-        A failure is followed by a pause; `next_try` says until when.
+        A failure is followed by a pause; `next_try` says until when. ``live``: checkpoints are enough.
         """
         if (there := self.here(attempt)) is not None:
             return there
@@ -74,7 +83,10 @@ class Fetcher:
         reach(Point.SCRIPT_BEFORE_FETCH)
         try:
             into.mkdir(mode=0o700, exist_ok=True)
-            provider.fetch(run, into)
+            if live and isinstance(provider, BringsCheckpoints):
+                provider.fetch_checkpoints(run, into)
+            else:
+                provider.fetch(run, into)
         except RemoteNotFound:
             self._fail(attempt.attempt_id, lasting=True)
             return None

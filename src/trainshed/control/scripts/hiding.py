@@ -1,6 +1,6 @@
 """Secrets do not come back: their values are masked in what a run elsewhere says, before it is kept (P9).
 
-On this machine the engine masks what a program prints.
+On an engine of the server that masks what a program prints.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from trainshed.control.scripts.ground import Ground, Look
-from trainshed.model.scripts.spec import LOCAL
+from trainshed.model.scripts.spec import OWN_ENGINES
 
 MASK = "***"
 SHORTEST = 6
@@ -18,7 +18,7 @@ SHORTEST = 6
 
 def masker(ground: Ground, look: Look, provider: str) -> Callable[[str], str]:
     """What masks the values of a Job's secrets in a text."""
-    if not look.spec.secrets or provider == LOCAL:
+    if not look.spec.secrets or provider in OWN_ENGINES:
         return str
     with ground.database.read() as connection:
         values = ground.work.open_secrets(connection, look.script, look.spec.secrets).values()

@@ -43,7 +43,7 @@ from trainshed.engines.providers.local import LocalProvider
 from trainshed.jobkit import tree as folders
 from trainshed.model.ids import IdFactory
 from trainshed.model.resources import Node
-from trainshed.model.scripts.spec import LOCAL, RAY
+from trainshed.model.scripts.spec import LOCAL, OWN_ENGINES, RAY
 from trainshed.model.scripts.states import LIVE_ATTEMPTS, AttemptState, Note
 from trainshed.model.states import ACTIVE, TERMINAL, State
 from trainshed.policy.effective import ServerPolicy
@@ -225,7 +225,7 @@ class Scripts:
         """Delete the log of a run that was elsewhere (retention)."""
         with self._database.read() as connection:
             attempt = script_work.attempts_by_id(connection, [attempt_id]).get(attempt_id)
-        if attempt is not None and attempt.provider != LOCAL:
+        if attempt is not None and attempt.provider not in OWN_ENGINES:
             folders.remove(log_folder(self._ground, attempt))
 
     def close(self) -> None:
@@ -418,7 +418,7 @@ class Scripts:
                 return
             with self._guard:
                 self._fetched_at[attempt.attempt_id] = look.now
-            written = self._fetcher.files_of(attempt)
+            written = self._fetcher.files_of(attempt, live=True)
             self._fetcher.again(attempt.attempt_id)
         if written is not None:
             self._leaver.take_in(look, attempt, written.checkpoints)

@@ -443,11 +443,9 @@ def verdict_of(
     progress, phase = heard.progress, status.phase
     if heard.exit is not None and heard.exit.stopped and phase is not Phase.LOST:
         phase = Phase.CANCELLED  # it left because it was told to, whatever its exit code
-    elif heard.exit is not None and not heard.exit.stopped and status.exit_code is not None:
-        if (
-            phase is Phase.LOST
-        ):  # the runner was killed once it had told of the end, and what it wrote is there
-            phase, code = Phase.FAILED, heard.exit.code
+    elif phase is Phase.LOST and heard.exit and not heard.exit.stopped and status.exit_code is not None:
+        # The runner was killed once it had told of the end, and what it wrote is there.
+        phase, code = Phase.FAILED, heard.exit.code
     return judge_end(
         End(
             phase=str(phase),

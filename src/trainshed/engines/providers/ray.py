@@ -7,7 +7,10 @@ run wrote is copied from there, also while it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -32,11 +35,12 @@ CAPABILITIES = Capabilities(
     interactive=True,
     max_concurrency=None,
     poll_interval_s=2.0,
-    fetch_interval_s=60.0,
+    fetch_interval_s=10.0,
     cluster="",
 )
 _ASKED = ".gpu/checkpoint_requested"
-_OUTPUTS, _STORE = "outputs", "checkpoint_store"
+_OUTPUTS, _STORE, _CHECKPOINTS = "outputs", "checkpoint_store", "checkpoints"
+_COPY = ".copy"
 
 
 @runtime_checkable
@@ -105,22 +109,31 @@ class RayProvider(EngineRuns):
 
     def fetch(self, run: Run, into: Path) -> Fetched:
         """Copy what it wrote until now; what did not change since the last copy is not sent again."""
-        engine, copied = self._remote(), into / "checkpoints"
-        kept = into / _STORE
+        return self._pull(run, into, [_OUTPUTS, _STORE])
+
+    def fetch_checkpoints(self, run: Run, into: Path) -> Fetched:
+        """`fetch` without the outputs, which may grow as long as it runs."""
+        return self._pull(run, into, [_STORE])
+
+    def _pull(self, run: Run, into: Path, names: Sequence[str]) -> Fetched:
+        """By way of a copy of its own, which tells what is new and what is gone; links cost nothing."""
+        engine, copy = self._remote(), into / _COPY
         try:
-            if copied.is_dir() and not kept.exists():
-                copied.rename(kept)  # under the name that it has there, so that only news travel
-            skipped = tuple(engine.pull(run.ref, [_OUTPUTS, _STORE], into))
-            if kept.is_dir():
-                kept.rename(copied)
+            copy.mkdir(mode=0o700, exist_ok=True)
+            before = set(_files(copy))
+            skipped = tuple(engine.pull(run.ref, names, copy))
+            after = set(_files(copy))
+            for gone in before - after:
+                (into / _place(gone)).unlink(missing_ok=True)
+            for path in after:
+                _link(copy / path, into / _place(path))
         except EngineError as error:
             if error.retryable:
                 raise Unavailable(f"what it wrote cannot be copied now: {error.message}") from error
             raise RemoteNotFound(f"what it wrote is gone: {error.message}") from error
         except OSError as error:
             raise Unavailable(f"what it wrote cannot be copied: {error.strerror}") from error
-        files = [each for top in (into / _OUTPUTS, copied) for each in top.rglob("*") if each.is_file()]
-        return Fetched(len(files), sum(each.stat().st_size for each in files), skipped)
+        return Fetched(len(after), sum((copy / path).stat().st_size for path in after), skipped)
 
     def request_checkpoint(self, run: Run) -> bool:
         try:
@@ -133,3 +146,24 @@ class RayProvider(EngineRuns):
         if not isinstance(found, Remote):
             raise Unavailable(f"the engine of {self._named()} cannot copy files")
         return found
+
+
+def _files(top: Path) -> Iterator[Path]:
+    return (each.relative_to(top) for each in top.rglob("*") if each.is_file())
+
+
+def _place(path: Path) -> Path:
+    """Where a file of the work folder is brought."""
+    return Path(_CHECKPOINTS, *path.parts[1:]) if path.parts[0] == _STORE else path
+
+
+def _link(file: Path, place: Path) -> None:
+    with suppress(FileNotFoundError):
+        if place.samefile(file):
+            return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # A name may be as long as names can be.
+    part = place.with_name(f".{hashlib.sha256(os.fsencode(place.name)).hexdigest()[:32]}.part")
+    part.unlink(missing_ok=True)
+    part.hardlink_to(file)
+    part.replace(place)

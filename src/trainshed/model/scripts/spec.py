@@ -13,7 +13,8 @@ MAX_NAME, MAX_SCRIPT, MAX_INCLUDES, MAX_INCLUDE = 80, 4096, 64, 300
 MAX_BUNDLE_BYTES = 200 * 10**6
 """Uncompressed."""
 LOCAL, RAY = "local", "ray"
-"""The providers that are engines of the server: this machine, and a Ray cluster of the catalogue."""
+OWN_ENGINES = frozenset({LOCAL, RAY})
+"""The providers that are engines of the server, which keep logs: this machine, a Ray cluster of the catalogue."""
 
 
 class DepsKind(StrEnum):
