@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -62,6 +63,11 @@ class Colab:
         with self.state() as state:
             state["faults"].setdefault(command, []).extend(texts)
 
+    def slow_down(self, seconds: float | None) -> None:
+        """Have every call take longer; ``None``: for ever."""
+        with self.state() as state:
+            state["slow"] = seconds
+
     def lose(self, name: str) -> None:
         """Take a machine away."""
         with self.state() as state:
@@ -94,10 +100,12 @@ def main(root: str, argv: list[str]) -> int:  # noqa: PLR0911 - one for each com
     command, words = argv[0], argv[1:]
     with there.state() as state:
         state["calls"].append(argv)
+        slow = state.get("slow", 0.0)
         faults = state["faults"].get(command) or state["faults"].get("*") or []
         if faults:
             say(faults[0] if state["faults"].get("*") else faults.pop(0))
             return 1
+    select.select((), (), (), slow)
     options, rest = _options(words)
     name = options.get("-s", "")
     if command in {"sessions", "usage"}:

@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Kernel:
     files: dict[str, bytes] = field(default_factory=dict)
     listed: bool = True
     versions: int = 1
+    ran: float = field(default_factory=time.time)
     earlier: list[Session] = field(default_factory=list)
     """Sessions of its earlier versions, which run on beside the newest."""
 
@@ -70,6 +72,10 @@ class Kaggle:
     key: str = KEY
     """Of the user, or the token."""
     url: str = ""
+    slow: float | None = 0.0
+    """Seconds before anything is answered; ``None``: nothing is."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set in the end: nobody waits for an answer any more."""
     down: Fault | None = None
     """What every call gets, where it is set."""
     calls: Counter[str] = field(default_factory=Counter)
@@ -134,6 +140,7 @@ class Kaggle:
             kernel.listed = True
 
     def close(self) -> None:
+        self.over.set()
         for kernel in list(self.kernels.values()):
             kernel.kill()
         for ending in self._ending:
@@ -152,8 +159,14 @@ class Kaggle:
     def _introspect_token(self, _body: dict[str, Any]) -> Answer:
         return 200, {"active": True, "username": USER}
 
-    def _list_kernels(self, _body: dict[str, Any]) -> Answer:
-        return 200, {"kernels": [{"ref": f"{USER}/{slug}"} for slug in self.kernels]}
+    def _list_kernels(self, body: dict[str, Any]) -> Answer:
+        with_it = [
+            kernel
+            for kernel in self.kernels.values()
+            if body.get("dataset") in (None, *kernel.request.get("datasetDataSources", []))
+        ]
+        ran = [(f"{USER}/{kernel.slug}", written(kernel.ran)) for kernel in with_it]
+        return 200, {"kernels": [{"ref": ref, "lastRunTime": at} for ref, at in ran]}
 
     def _get_accelerator_quota_statistics(self, _body: dict[str, Any]) -> Answer:
         gpu = {
@@ -184,7 +197,7 @@ class Kaggle:
             if len(blob["data"]) != blob["size"]:
                 return 200, {"status": "error", "error": "a file is not there"}
             files[blob["name"]] = blob["data"]
-        self.datasets[slug] = {"files": files, "polls": self.polls_until_ready}
+        self.datasets[slug] = {"files": files, "polls": self.polls_until_ready, "made": time.time()}
         self.uploaded.append(slug)
         return 200, {"ref": f"{USER}/{slug}", "status": "ok"}
 
@@ -198,7 +211,10 @@ class Kaggle:
         return 200, {"status": "READY"}
 
     def _list_datasets(self, body: dict[str, Any]) -> Answer:
-        return 200, {"datasets": [{"ref": f"{USER}/{s}"} for s in self.datasets if body["search"] in s]}
+        found = [slug for slug in self.datasets if body["search"] in slug]
+        page = found[20 * (body["page"] - 1) : 20 * body["page"]]
+        made = {slug: written(self.datasets[slug]["made"]) for slug in page}
+        return 200, {"datasets": [{"ref": f"{USER}/{s}", "lastUpdated": at} for s, at in made.items()]}
 
     def _delete_dataset(self, body: dict[str, Any]) -> Answer:
         if self.datasets.pop(body["datasetSlug"], None) is None:
@@ -324,9 +340,18 @@ class Kaggle:
         return {path.relative_to(top).as_posix(): path.read_bytes() for path in files}
 
 
+def written(moment: float) -> str:
+    """A moment as Kaggle writes it."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 class _Handler(BaseHTTPRequestHandler):
     kaggle: Kaggle
     protocol_version = "HTTP/1.1"
+
+    def parse_request(self) -> bool:
+        """Take a request in, and wait as long as this Kaggle does before it looks at it."""
+        return super().parse_request() and not self.kaggle.over.wait(self.kaggle.slow)
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,19 @@ import pytest
 from engines.providers.conformance import SECRET, Harness, Program
 from trainshed.control.scripts.bundles import Bundles
 from trainshed.engines.providers.contract import (
+    LIMITS,
     GpuOffer,
     Phase,
     ProviderError,
     StagedData,
     Submission,
+    Unavailable,
 )
+from trainshed.engines.providers.limits import Deadline
 from trainshed.model.scripts.spec import Bundle, ScriptSpec
 
+PATIENCE = 4.0
+"""Seconds: a limit of one, and whatever else this machine does just now."""
 LOGIN_WORD = "correct-horse-battery-staple"
 """What the login at the provider consists of."""
 PROGRAM = """
@@ -45,6 +50,7 @@ class RemoteHarness(Harness):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.deadline = Deadline()
         self.reopen()
 
     def submission(self, key: str, program: Program) -> Submission:
@@ -84,6 +90,10 @@ class RemoteHarness(Harness):
         """Have the provider refuse runs for good."""
 
     @abstractmethod
+    def slow_down(self, seconds: float | None) -> None:
+        """Have the provider take so long for each request; ``None``: for ever."""
+
+    @abstractmethod
     def go_down(self) -> None:
         """Have the provider fail at everything, and say `LOGIN_WORD` as it does."""
 
@@ -117,6 +127,45 @@ class RemoteRules:
         health = harness.provider.healthcheck()
         assert not health.ok
         assert LOGIN_WORD not in health.message + health.hint
+
+    @pytest.mark.parametrize("seconds", [None, 0.25])
+    def test_rule_10_every_call_ends_within_its_limit_whoever_is_slow(
+        self, harness: RemoteHarness, tmp_path: Path, seconds: float | None
+    ):
+        run = harness.provider.submit(harness.submission("gpu-slow-1", Program()))
+        harness.ended(run)
+        submission = harness.submission("gpu-slow-2", Program())
+        submission.archive()
+        (tmp_path / "set").mkdir()
+        (tmp_path / "set" / "x").write_text("1")
+        harness.deadline = Deadline(dict.fromkeys(LIMITS, 1.0))
+        harness.reopen()
+        harness.slow_down(seconds)
+        provider = harness.provider
+        calls: dict[str, Callable[[], object]] = {
+            "submit": lambda: provider.submit(submission),
+            "status": lambda: provider.status(run),
+            "logs": lambda: provider.logs(run, None),
+            "cancel": lambda: provider.cancel(run),
+            "quota": provider.quota,
+            "healthcheck": provider.healthcheck,
+            "lookup_by_key": lambda: provider.lookup_by_key("gpu-slow-1"),
+            "fetch": lambda: provider.fetch(run, tmp_path / "into"),
+            "stage_data": lambda: provider.stage_data("c" * 64, tmp_path / "set", single_file=None),
+        }
+        assert set(calls) == set(LIMITS)
+        if not provider.capabilities().data:
+            del calls["stage_data"]
+        cut = set()
+        for name, call in calls.items():
+            begun = time.monotonic()
+            try:
+                call()
+            except Unavailable:
+                cut.add(name)
+            assert time.monotonic() - begun < PATIENCE, name
+        assert "submit" in cut, "it makes more requests than there is time for"
+        assert seconds is not None or cut >= {"status", "cancel", "fetch", "lookup_by_key"}
 
     def test_a_runner_that_somebody_kills_is_lost_and_its_program_not_to_blame(self, harness: RemoteHarness):
         script = "import os, time\nprint(f'line {os.getppid()}', flush=True)\ntime.sleep(600)\n"

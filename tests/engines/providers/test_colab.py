@@ -38,7 +38,7 @@ class ColabHarness(RemoteHarness):
     def reopen(self) -> None:
         place = self.folder / "kept"
         place.mkdir(exist_ok=True)
-        command = Command(self.there.program, place / "sessions.json")
+        command = Command(self.there.program, place / "sessions.json", self.deadline)
         self.provider = ColabProvider(command, place, time.time, pause=lambda _seconds: None)
 
     def pass_time(self) -> None:
@@ -61,6 +61,9 @@ class ColabHarness(RemoteHarness):
 
     def refuse(self) -> None:
         self.there.fault("new", "[colab] Backend rejected accelerator 'T4'. You may not have quota")
+
+    def slow_down(self, seconds: float | None) -> None:
+        self.there.slow_down(seconds)
 
     def go_down(self) -> None:
         said = f"[colab] Error: 502 for url https://x/?colab-runtime-proxy-token={LOGIN_WORD}"

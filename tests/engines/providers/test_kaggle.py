@@ -25,6 +25,7 @@ from trainshed.engines.providers.contract import (
     RateLimited,
     RemoteNotFound,
     Run,
+    StagedData,
     Unavailable,
 )
 from trainshed.engines.providers.kaggle import KaggleProvider
@@ -45,7 +46,7 @@ class KaggleHarness(RemoteHarness):
     def reopen(self) -> None:
         place = self.folder / "kept"
         place.mkdir(exist_ok=True)
-        wire = Wire(self.there.url, lambda: self.login, time.time)
+        wire = Wire(self.there.url, lambda: self.login, time.time, self.deadline)
         self.provider = KaggleProvider(wire, place, time.time, pause=lambda _seconds: None)
 
     def pass_time(self) -> None:
@@ -68,6 +69,9 @@ class KaggleHarness(RemoteHarness):
 
     def refuse(self) -> None:
         self.there.refuse = "Your account may not run this."
+
+    def slow_down(self, seconds: float | None) -> None:
+        self.there.slow = seconds
 
     def go_down(self) -> None:
         said = {"code": 503, "message": f"the key {LOGIN_WORD} of {USER} cannot be looked up"}
@@ -253,6 +257,55 @@ def test_the_input_goes_when_the_run_has_ended_and_datasets_stay(harness, tmp_pa
     harness.ended(run)
     assert harness.provider.release(run)
     assert set(harness.there.datasets) == {data}
+
+
+def test_e11_datasets_that_no_Job_used_for_a_month_are_removed(harness, tmp_path):
+    (tmp_path / "x").write_text("1")
+    month = 31 * 86400.0
+    kinds = {"fresh": "a", "used": "b", "idle": "c", "never used": "d", "asked for again": "e"}
+    shared = {
+        kind: harness.provider.stage_data(digit * 64, tmp_path, single_file="x")
+        for kind, digit in kinds.items()
+    }
+    runs = [
+        harness.provider.submit(
+            harness.packed(
+                f"gpu-{kind}-1",
+                {"train.py": ""},
+                data=(StagedData("set", shared[kind], single_file="x"),),
+            )
+        )
+        for kind in ("used", "idle")
+    ]
+    for run in runs:
+        harness.ended(run)
+    slugs = {kind: ref.partition("/")[2] for kind, ref in shared.items()}
+    harness.there.datasets["somebody-elses"] = {"files": {}, "polls": 0, "made": 0.0}
+    harness.there.datasets["not-trainshed-data-x"] = {"files": {}, "polls": 0, "made": 0.0}
+    for kind in ("used", "idle", "never used", "asked for again"):
+        harness.there.datasets[slugs[kind]]["made"] -= month
+    harness.there.kernels["gpu-idle-1"].ran -= month
+    harness.reopen()
+    harness.provider.stage_data("e" * 64, tmp_path, single_file="x")
+    assert harness.provider.release(runs[0])
+    left = {kind for kind, slug in slugs.items() if slug in harness.there.datasets}
+    assert left == {"fresh", "used", "asked for again"}
+    assert {"somebody-elses", "not-trainshed-data-x"} <= set(harness.there.datasets)
+    before = harness.there.calls["ListKernels"]
+    assert harness.provider.release(runs[1])
+    assert harness.there.calls["ListKernels"] == before, "once a day is enough"
+
+
+def test_e11_what_cannot_be_looked_at_is_not_removed(harness, tmp_path):
+    (tmp_path / "x").write_text("1")
+    slug = harness.provider.stage_data("a" * 64, tmp_path, single_file="x").partition("/")[2]
+    harness.there.datasets[slug]["made"] = 0.0
+    run = harness.provider.submit(harness.submission("gpu-keep-1", Program()))
+    harness.ended(run)
+    harness.reopen()
+    harness.there.faults["ListKernels"].append(Fault(500))
+    assert harness.provider.release(run), "the run is released all the same"
+    assert slug in harness.there.datasets
 
 
 def test_what_is_asked_of_the_machine(harness):

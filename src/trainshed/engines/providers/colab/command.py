@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainshed.engines.providers.contract import AuthRequired, Unavailable
+from trainshed.engines.providers.limits import Deadline
 
 INSTALL = "Install it with `uv tool install google-colab-cli`."
 LOG_IN = (
@@ -43,9 +44,13 @@ class Said:
 
 
 class Command:
-    """Calls it. Thread-safe. ``state`` is the file in which it keeps the names of its sessions."""
+    """Calls it. Thread-safe. ``state`` is the file in which it keeps the names of its sessions.
 
-    def __init__(self, program: str, state: Path) -> None:
+    Nothing is waited for longer than ``deadline`` allows.
+    """
+
+    def __init__(self, program: str, state: Path, deadline: Deadline | None = None) -> None:
+        self.deadline = deadline or Deadline()
         self._program = program
         self._state = state
 
@@ -54,6 +59,7 @@ class Command:
 
     def __call__(self, *words: str, seconds: float) -> Said:
         """One call; raises `AuthRequired` where nobody is logged in, `Unavailable` where it did not end."""
+        seconds = self.deadline.left(seconds)
         argv = [self._program, "--config", os.fspath(self._state), *words]
         try:
             process = subprocess.Popen(  # noqa: S603 - the program that the configuration names
@@ -70,7 +76,7 @@ class Command:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            raise Unavailable(f"`colab {words[0]}` did not end within {seconds:g} s") from None
+            raise Unavailable(f"`colab {words[0]}` did not end within {seconds:.3g} s") from None
         said = Said(process.returncode, output.decode("utf-8", "replace"))
         if words[0] != "exec" and _LOGGED_OUT.search(said.text):
             raise AuthRequired(f"nobody is logged in at Colab. {LOG_IN}")

@@ -41,6 +41,7 @@ from trainshed.engines.providers.contract import (
     Unavailable,
 )
 from trainshed.engines.providers.facts import all_facts
+from trainshed.engines.providers.limits import Deadline, limited
 from trainshed.engines.providers.lines import LineCount, Lines
 from trainshed.engines.providers.sending import (
     END,
@@ -70,9 +71,10 @@ CAPABILITIES = Capabilities(
 STOPS_HARD_SECONDS = 240.0
 """A run that was told to end and did not is ended with its session after so long."""
 _TOP = "/content"
-_CALL, _CELL_CALL, _FETCH = 20.0, 40.0, 900.0
-_SUBMIT = 280.0
-"""Seconds that one call of the program may take, and all of a submission."""
+_CALL, _CELL_CALL, _LONG, _FETCH = 20.0, 40.0, 280.0, 900.0
+"""Seconds that one call of the program may take."""
+_SEND_SHARE = 0.85
+"""Of the time of a submission: what is left is for giving back a session that could not be used."""
 _CELL_SECONDS = 15
 """The cell is not waited for longer; it goes on."""
 _LOOKS = 3
@@ -115,6 +117,11 @@ class ColabProvider:
         self._pause = pause
         self._capabilities = replace(CAPABILITIES, poll_interval_s=poll_seconds or FACTS.poll_seconds)
 
+    @property
+    def deadline(self) -> Deadline:
+        """When the call that goes on has to be over (rule 10)."""
+        return self._colab.deadline
+
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
@@ -123,9 +130,10 @@ class ColabProvider:
 
     # Starting
 
+    @limited
     def submit(self, submission: Submission) -> Run:
         """A session of that name, its input, and the cell; each only where it is not there yet."""
-        key, until = submission.key, self._clock() + _SUBMIT
+        key = submission.key
         if not _KEY.fullmatch(key):
             raise InvalidJob("its key is no name for a session")
         if submission.data:
@@ -141,17 +149,19 @@ class ColabProvider:
             if shape is None:
                 raise InvalidJob(f"Colab offers no {submission.gpu.type}")
         if self._session(key) is None:
-            self._new(key, shape, until)
+            self._new(key, shape)
         elif self._is_started(key):
             return Run(key)
         try:
-            self._send(submission, until)
+            with self.deadline.part(_SEND_SHARE):
+                self._send(submission)
         except ProviderError:
             with suppress(ProviderError):
                 self._colab("stop", "-s", key, seconds=_CALL)
             raise
         return self._start(key)
 
+    @limited
     def lookup_by_key(self, key: str) -> Run | None:
         if not _KEY.fullmatch(key) or self._session(key) is None or not self._is_started(key):
             return None
@@ -160,9 +170,9 @@ class ColabProvider:
     def stage_data(self, manifest_sha256: str, folder: Path, *, single_file: str | None) -> str:  # noqa: ARG002 - as its capabilities say
         raise InvalidJob("Colab keeps no datasets")
 
-    def _new(self, key: str, shape: str | None, until: float) -> None:
+    def _new(self, key: str, shape: str | None) -> None:
         gpu = [] if shape is None else ["--gpu", shape]
-        said = self._colab("new", "-s", key, *gpu, seconds=self._left(until))
+        said = self._colab("new", "-s", key, *gpu, seconds=_LONG)
         if "Session READY" in said.text:
             return
         if "Allocation refused" in said.text:
@@ -171,7 +181,7 @@ class ColabProvider:
             raise InvalidJob(f"Colab does not give this account a {shape}")
         raise Unavailable("Colab gave no session, and did not say why")
 
-    def _send(self, submission: Submission, until: float) -> None:
+    def _send(self, submission: Submission) -> None:
         key = submission.key
         with self._scratch() as scratch:
             shipped = {"bundle": submission.archive()}
@@ -183,9 +193,7 @@ class ColabProvider:
                 half, pad = masked(submission.secrets)
                 shipped["hidden"] = scratch / "hidden"
                 shipped["hidden"].write_bytes(half)
-            inputs = {
-                name: self._send_file(key, name, path, scratch, until) for name, path in shipped.items()
-            }
+            inputs = {name: self._send_file(key, name, path, scratch) for name, path in shipped.items()}
             seconds = submission.timeout_seconds
             text = start_text(
                 {
@@ -204,9 +212,9 @@ class ColabProvider:
             )
             program = scratch / "start.py"
             program.write_text(text, encoding="utf-8")
-            self._upload(key, program, f"{key}-start.py", self._left(until))
+            self._upload(key, program, f"{key}-start.py", _LONG)
 
-    def _send_file(self, key: str, name: str, path: Path, scratch: Path, until: float) -> dict[str, Any]:
+    def _send_file(self, key: str, name: str, path: Path, scratch: Path) -> dict[str, Any]:
         """In parts, for each is one request; where it is found."""
         size = int(FACTS.more["upload_part_mb"]) << 20
         parts: list[str] = []
@@ -215,7 +223,7 @@ class ColabProvider:
                 part = scratch / "part"
                 part.write_bytes(block)
                 parts.append(f"{_TOP}/{key}-{name}.{len(parts)}")
-                self._upload(key, part, parts[-1].removeprefix(f"{_TOP}/"), self._left(until))
+                self._upload(key, part, parts[-1].removeprefix(f"{_TOP}/"), _LONG)
         whole = f"{_TOP}/{key}-{name}{SUFFIX}"
         return {"parts": parts, "whole": whole, "file": whole, "sha256": sha256_of(path)}
 
@@ -231,11 +239,12 @@ class ColabProvider:
         for _ in range(_LOOKS):
             if self._is_started(key):
                 return Run(key)
-            self._pause(2.0)
+            self._pause(self.deadline.left(2.0))
         raise Unavailable("Colab did not begin the cell")
 
     # Watching
 
+    @limited
     def status(self, run: Run) -> Status:
         key = self._key(run)
         hardware = self._session(key)
@@ -248,6 +257,7 @@ class ColabProvider:
             return Status(Phase.RUNNING, gpu=hardware)
         return Status(Phase.PENDING)
 
+    @limited
     def logs(self, run: Run, cursor: str | None) -> LogChunk:
         key = self._key(run)
         if self._session(key) is None:
@@ -260,6 +270,7 @@ class ColabProvider:
             lines.end()
         return LogChunk(tuple(lines.found), lines.cursor(), finished=over and not lines.full)
 
+    @limited
     def fetch(self, run: Run, into: Path) -> Fetched:
         """Everything of a run that has ended; of one that goes on its stored checkpoints."""
         phase = self.status(run).phase
@@ -321,6 +332,7 @@ class ColabProvider:
 
     # Ending
 
+    @limited
     def cancel(self, run: Run) -> None:
         """Tell it to end, so that what it wrote can be fetched; end its session where it does not."""
         key = self._key(run)
@@ -336,6 +348,7 @@ class ColabProvider:
         elif not told:
             self._say(key, f"{key}-stop")
 
+    @limited
     def request_checkpoint(self, run: Run) -> bool:
         key = self._key(run)
         if self.status(run).phase is not Phase.RUNNING:
@@ -343,6 +356,7 @@ class ColabProvider:
         self._say(key, f"{key}-ask")
         return True
 
+    @limited
     def release(self, run: Run) -> bool:
         """Give the session back, with its disk."""
         key = self._key(run)
@@ -356,6 +370,7 @@ class ColabProvider:
 
     # The account
 
+    @limited
     def quota(self) -> QuotaReading | None:
         """Compute units, as far as it says; the hours of an account without them are reckoned elsewhere."""
         found = _BALANCE.search(self._colab("usage", seconds=_CALL).text)
@@ -371,6 +386,7 @@ class ColabProvider:
             observed_at=self._clock(),
         )
 
+    @limited
     def healthcheck(self) -> Health:
         if not self._colab.installed():
             return Health(
@@ -445,12 +461,6 @@ class ColabProvider:
             self._absent(said)
             return []
         return [line for line in said.text.splitlines() if line and not line.startswith("[colab]")]
-
-    def _left(self, until: float) -> float:
-        left = until - self._clock()
-        if left <= 0:
-            raise Unavailable("Colab takes too long to be given its files")
-        return left
 
     @staticmethod
     def _absent(said: Said) -> bool:

@@ -9,13 +9,12 @@ one is ended by deleting its kernel, with what it wrote.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,9 +43,11 @@ from trainshed.engines.providers.contract import (
 )
 from trainshed.engines.providers.facts import all_facts
 from trainshed.engines.providers.kaggle.credentials import LOG_IN
-from trainshed.engines.providers.kaggle.datasets import Datasets
+from trainshed.engines.providers.kaggle.datasets import POLL_SECONDS, Datasets
+from trainshed.engines.providers.kaggle.names import DATA, input_slug, linked, names_of, run_named, sent_as
 from trainshed.engines.providers.kaggle.values import check_options, hours, moment, word
 from trainshed.engines.providers.kaggle.wire import Wire, events, stored_events
+from trainshed.engines.providers.limits import Deadline, limited
 from trainshed.engines.providers.lines import LineCount, Lines
 from trainshed.engines.providers.sending import (
     END,
@@ -77,10 +78,12 @@ LEAVES_EARLY_SECONDS = 2100.0
 """So long before the session's end the program is stopped: half an hour before it a run that can be asked to
 save is (g.9), and Kaggle stores what a run wrote only when its session ends by itself."""
 _SERVICE = "kernels.KernelsApiService"
-_INPUT, _OUT, _WORK = "/kaggle/input", "/kaggle/working", "/tmp/trainshed"  # noqa: S108 - of the session, which is ours alone
+_OUT, _WORK = "/kaggle/working", "/tmp/trainshed"  # noqa: S108 - of the session, which is ours alone
 _READY_SECONDS, _STAGE_SECONDS = 200.0, 3000.0
 _READ_SECONDS, _MOST_LINES = 2.0, 5000
 _BUSY_SECONDS = 600.0
+_UNUSED_SECONDS, _EVICT_EVERY_SECONDS = 30 * 86400.0, 86400.0
+"""After so long a dataset that no Job used is removed (e.11); how often that is looked at."""
 _LOG_SECONDS, _MOST_LOG_SECONDS = 5.0, 40.0
 """How long a log that goes on is listened to, once something new came, and if nothing did."""
 _PAGE = 100
@@ -111,10 +114,18 @@ class KaggleProvider:
         self._wire = wire
         self._folder = folder
         self._clock = clock
-        self._datasets = Datasets(wire, pause)
+        self._datasets = Datasets(wire, pause, min(POLL_SECONDS, poll_seconds or POLL_SECONDS))
         self._heard: dict[str, float] = {}
         """When the log of a run that goes on was read to its end, as far as there was one."""
+        self._staged: dict[str, float] = {}
+        """When a dataset was asked for; no run has it yet by which its use could be seen."""
+        self._evicted_at = float("-inf")
         self._capabilities = replace(CAPABILITIES, poll_interval_s=poll_seconds or FACTS.poll_seconds)
+
+    @property
+    def deadline(self) -> Deadline:
+        """When the call that goes on has to be over (rule 10)."""
+        return self._wire.deadline
 
     def capabilities(self) -> Capabilities:
         return self._capabilities
@@ -124,6 +135,7 @@ class KaggleProvider:
 
     # Starting
 
+    @limited
     def submit(self, submission: Submission) -> Run:
         """Bring the input there, then save the kernel, which runs it."""
         found = self.lookup_by_key(submission.key)
@@ -144,17 +156,20 @@ class KaggleProvider:
             )
         return self._save(submission, slug, text, shape)
 
+    @limited
     def lookup_by_key(self, key: str) -> Run | None:
         owner = self._wire.username()
         try:
             self._wire.call(_SERVICE, "GetKernel", {"userName": owner, "kernelSlug": key})
         except RemoteNotFound:
             return None
-        return _run(owner, key)
+        return run_named(owner, key)
 
+    @limited
     def stage_data(self, manifest_sha256: str, folder: Path, *, single_file: str | None) -> str:  # noqa: ARG002 - it is packed as a folder either way
         """One private dataset for each content, by its digest."""
-        slug = f"trainshed-data-{manifest_sha256[:32]}"
+        slug = f"{DATA}{manifest_sha256[:32]}"
+        self._staged[slug] = self._clock()
         with self._scratch() as scratch:
 
             def pack() -> list[Path]:
@@ -178,11 +193,11 @@ class KaggleProvider:
             shipped["hidden"] = scratch / "hidden"
             shipped["hidden"].write_bytes(half)
         digests = {name: sha256_of(path) for name, path in shipped.items()}
-        slug = _input_slug(submission.key, digests)
-        inputs = {name: _sent(slug, f"{name}{SUFFIX}", digest) for name, digest in digests.items()}
+        slug = input_slug(submission.key, digests)
+        inputs = {name: sent_as(slug, f"{name}{SUFFIX}", digest) for name, digest in digests.items()}
 
         def files() -> list[Path]:
-            return [_named(path, scratch / "sent" / f"{name}{SUFFIX}") for name, path in shipped.items()]
+            return [linked(path, scratch / "sent" / f"{name}{SUFFIX}") for name, path in shipped.items()]
 
         self._datasets.have(slug, files, _READY_SECONDS)
         seconds = submission.timeout_seconds
@@ -196,7 +211,7 @@ class KaggleProvider:
                 "pad": base64.b64encode(pad).decode(),
                 "data": [
                     {
-                        **_sent(item.ref.partition("/")[2], f"data{SUFFIX}", None),
+                        **sent_as(item.ref.partition("/")[2], f"data{SUFFIX}", None),
                         "mount": item.mount,
                         "single": item.single_file,
                     }
@@ -236,7 +251,7 @@ class KaggleProvider:
             # Another call of ours came first, and now there are two; neither may be left alone.
             self._delete(owner, key)
             raise Unavailable("the run was begun twice, and both were ended")
-        return _run(owner, key)
+        return run_named(owner, key)
 
     def _refusal(self, error: str) -> ProviderError:
         """What Kaggle says with status 200 when it does not run a kernel."""
@@ -253,8 +268,9 @@ class KaggleProvider:
 
     # Watching
 
+    @limited
     def status(self, run: Run) -> Status:
-        said = self._wire.call(_SERVICE, "GetKernelSessionStatus", _names(run))
+        said = self._wire.call(_SERVICE, "GetKernelSessionStatus", names_of(run))
         state = word(said.get("status"), (*_PHASES, "COMPLETE", "ERROR"), "QUEUED")
         message = " ".join(str(said.get("failureMessage") or "").split())[:300]
         phase = _PHASES.get(state)
@@ -270,6 +286,7 @@ class KaggleProvider:
             return Status(Phase.FAILED, message=message)
         return status_of(record, message=message)
 
+    @limited
     def logs(self, run: Run, cursor: str | None) -> LogChunk:
         """Kaggle sends a log from its begin each time; the cursor counts whole lines of each stream."""
         if self._clock() - self._heard.get(run.ref, float("-inf")) < self._capabilities.poll_interval_s / 2:
@@ -294,7 +311,7 @@ class KaggleProvider:
         return LogChunk(tuple(lines.found), lines.cursor(), finished=over and not lines.full)
 
     def _entries(self, run: Run) -> Iterator[dict[str, Any] | None]:
-        names = _names(run)
+        names = names_of(run)
         path = f"kernels/logs/stream/{names['userName']}/{names['kernelSlug']}"
         try:
             with self._wire.stream(path, {"versionLabel": names["versionLabel"]}, _READ_SECONDS) as answer:
@@ -306,6 +323,7 @@ class KaggleProvider:
                 yield from stored_events(str(said["log"]))
                 yield None
 
+    @limited
     def fetch(self, run: Run, into: Path) -> Fetched:
         """Nothing of a run that goes on: Kaggle has its files when its session is over."""
         landing = Landing(into)
@@ -326,7 +344,7 @@ class KaggleProvider:
         while True:
             more = {"pageToken": token} if token else {}
             said = self._wire.call(
-                _SERVICE, "ListKernelSessionOutput", {**_names(run), "pageSize": _PAGE, **more}
+                _SERVICE, "ListKernelSessionOutput", {**names_of(run), "pageSize": _PAGE, **more}
             )
             for file in said.get("files") or []:
                 if isinstance(file, dict) and file.get("fileName") and file.get("url"):
@@ -353,6 +371,7 @@ class KaggleProvider:
 
     # Ending
 
+    @limited
     def cancel(self, run: Run) -> None:
         """Delete the kernel: its session goes with it, and what it wrote."""
         try:
@@ -360,15 +379,16 @@ class KaggleProvider:
         except RemoteNotFound:
             return
         if phase not in ENDED:
-            names = _names(run)
+            names = names_of(run)
             self._delete(names["userName"], names["kernelSlug"])
 
     def request_checkpoint(self, run: Run) -> bool:  # noqa: ARG002 - nothing reaches a session
         return False
 
+    @limited
     def release(self, run: Run) -> bool:
         """Delete the datasets that were its input."""
-        names = _names(run)
+        names = names_of(run)
         owner, key = names["userName"], names["kernelSlug"]
         attached: list[str] = []
         try:
@@ -378,11 +398,22 @@ class KaggleProvider:
             attached = [str(ref) for ref in (said.get("metadata") or {}).get("datasetDataSources") or []]
         except RemoteNotFound:
             pass
-        begin = _input_slug(key, None)
+        begin = input_slug(key, None)
         own = {ref.partition("/")[2] for ref in attached if ref.startswith(f"{owner}/{begin}")}
         for slug in sorted(own | set(self._datasets.named(begin))):
             self._datasets.remove(slug)
+        self._evict()
         return True
+
+    def _evict(self) -> None:
+        """Remove datasets that no Job used for a month, now and then; what fails is tried the next time."""
+        now = self._clock()
+        if now - self._evicted_at < _EVICT_EVERY_SECONDS:
+            return
+        self._evicted_at, since = now, now - _UNUSED_SECONDS
+        self._staged = {slug: at for slug, at in self._staged.items() if at >= since}
+        with suppress(ProviderError):
+            self._datasets.evict(DATA, since, self._staged)
 
     def _delete(self, owner: str, slug: str) -> None:
         try:
@@ -394,6 +425,7 @@ class KaggleProvider:
 
     # The account
 
+    @limited
     def quota(self) -> QuotaReading | None:
         try:
             said = self._wire.call(_SERVICE, "GetAcceleratorQuotaStatistics", {})
@@ -416,6 +448,7 @@ class KaggleProvider:
             observed_at=self._clock(),
         )
 
+    @limited
     def healthcheck(self) -> Health:
         try:
             self._wire.username()
@@ -453,38 +486,3 @@ class KaggleProvider:
             raise Unavailable(f"it cannot be packed: {error.strerror}") from error
         finally:
             shutil.rmtree(place, ignore_errors=True)
-
-
-def _run(owner: str, key: str) -> Run:
-    return Run(f"{owner}/{key}/1", f"https://www.kaggle.com/code/{owner}/{key}")
-
-
-def _names(run: Run) -> dict[str, str]:
-    """Kaggle calls the first version ``v1`` and knows nothing under the bare number."""
-    parts = run.ref.split("/")
-    if len(parts) != 3 or not all(parts):  # noqa: PLR2004 - owner, name, version
-        raise RemoteNotFound("that is no run of Kaggle's")
-    owner, slug, version = parts
-    return {"userName": owner, "kernelSlug": slug, "versionLabel": f"v{version}"}
-
-
-def _input_slug(key: str, digests: Mapping[str, str] | None) -> str:
-    """A run's input by its content: asked for again, a run may go on from another checkpoint."""
-    begin = f"{key}-in-"
-    if digests is None:
-        return begin
-    return begin + hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _sent(slug: str, file: str, sha256: str | None) -> dict[str, Any]:
-    """Where a file of a dataset is in a session; Kaggle has put them in more than one place."""
-    places = [f"{_INPUT}/{slug}/{file}"]
-    return {"places": places, "below": _INPUT, "folder": slug, "file": file, "sha256": sha256}
-
-
-def _named(path: Path, place: Path) -> Path:
-    """The same file under the name that it is sent with."""
-    place.parent.mkdir(exist_ok=True)
-    place.unlink(missing_ok=True)
-    place.symlink_to(path.resolve())
-    return place

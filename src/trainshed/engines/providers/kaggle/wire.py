@@ -28,6 +28,7 @@ from trainshed.engines.providers.contract import (
     Unavailable,
 )
 from trainshed.engines.providers.kaggle.credentials import LOG_IN, Login
+from trainshed.engines.providers.limits import Deadline
 
 URL = "https://api.kaggle.com"
 _CONNECT, _CALL, _TRANSFER = 10.0, 25.0, 120.0
@@ -41,9 +42,19 @@ _DENIED = re.compile(r"permission '[\w.]+' was denied", re.IGNORECASE)
 
 
 class Wire:
-    """Calls. Thread-safe; holds no connection between two calls. Raises the contract's errors alone."""
+    """Calls. Thread-safe; holds no connection between two calls. Raises the contract's errors alone.
 
-    def __init__(self, url: str, login: Callable[[], Login | None], now: Callable[[], float]) -> None:
+    Nothing waits for longer than ``deadline`` allows.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        login: Callable[[], Login | None],
+        now: Callable[[], float],
+        deadline: Deadline | None = None,
+    ) -> None:
+        self.deadline = deadline or Deadline()
         self._url = url.rstrip("/")
         self._login = login
         self._now = now
@@ -77,7 +88,7 @@ class Wire:
                     "POST", f"{self._url}/v1/{service}/{method}", json=dict(body), **_authority(login)
                 ) as answer,
             ):
-                data = _whole(answer, method)
+                data = self._whole(answer, method)
         except httpx2.HTTPError as error:
             raise Unavailable(f"Kaggle does not answer {method}: {type(error).__name__}") from None
         return self._document(answer, data, method, login)
@@ -95,7 +106,7 @@ class Wire:
                 ) as answer,
             ):
                 if answer.status_code != httpx2.codes.OK:
-                    self._document(answer, _whole(answer, "the log"), "the log", login)
+                    self._document(answer, self._whole(answer, "the log"), "the log", login)
                     raise Unavailable(f"Kaggle answers for the log with status {answer.status_code}")
                 yield answer
         except httpx2.ReadTimeout:
@@ -130,7 +141,9 @@ class Wire:
             ):
                 if not answer.is_success:
                     raise Unavailable(f"an output cannot be fetched: status {answer.status_code}")
-                yield from answer.iter_bytes(1 << 20)
+                for block in answer.iter_bytes(1 << 20):
+                    self.deadline.left(_TRANSFER)
+                    yield block
         except httpx2.HTTPError as error:
             raise Unavailable(f"an output cannot be fetched: {type(error).__name__}") from None
 
@@ -140,7 +153,7 @@ class Wire:
             headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
         with self._client(address, _TRANSFER) as client, file.open("rb") as content:
             content.seek(start)
-            blocks = iter(lambda: content.read(1 << 20), b"")
+            blocks = (self._in_time(block) for block in iter(lambda: content.read(1 << 20), b""))
             return client.put(address, content=blocks, headers=headers)
 
     def _reached(self, address: str, size: int) -> int | None:
@@ -207,21 +220,23 @@ class Wire:
             text = text.replace(word, "***")
         return " ".join(text.split())[:_MOST_TEXT]
 
-    @staticmethod
-    def _client(url: str, seconds: float, *, follow_redirects: bool = False) -> httpx2.Client:
+    def _whole(self, answer: httpx2.Response, method: str) -> bytes:
+        """A body, which ends in time and is not large; each piece alone has a limit of its own."""
+        data, until = bytearray(), time.monotonic() + self.deadline.left(_WHOLE)
+        for block in answer.iter_bytes():
+            data += block
+            if len(data) > _MOST_BYTES or time.monotonic() > until:
+                raise Unavailable(f"Kaggle's answer to {method} has no end")
+        return bytes(data)
+
+    def _in_time(self, block: bytes) -> bytes:
+        self.deadline.left(_TRANSFER)
+        return block
+
+    def _client(self, url: str, seconds: float, *, follow_redirects: bool = False) -> httpx2.Client:
         elsewhere = urlsplit(url).hostname not in _LOOPBACK
-        limit = httpx2.Timeout(seconds, connect=_CONNECT)
+        limit = httpx2.Timeout(self.deadline.left(seconds), connect=self.deadline.left(_CONNECT))
         return httpx2.Client(timeout=limit, trust_env=elsewhere, follow_redirects=follow_redirects)
-
-
-def _whole(answer: httpx2.Response, method: str) -> bytes:
-    """A body, which ends in time and is not large; each piece alone has a limit of its own."""
-    data, until = bytearray(), time.monotonic() + _WHOLE
-    for block in answer.iter_bytes():
-        data += block
-        if len(data) > _MOST_BYTES or time.monotonic() > until:
-            raise Unavailable(f"Kaggle's answer to {method} has no end")
-    return bytes(data)
 
 
 def _authority(login: Login, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
