@@ -43,7 +43,10 @@ def server(there: Kaggle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """This user's server, with a login at Kaggle."""
     folder = tmp_path_factory.mktemp("agents")
     config = folder / "config.toml"
-    config.write_text(f'[providers]\nuse = ["kaggle"]\npoll_seconds = 0.2\nkaggle_url = "{there.url}"\n')
+    config.write_text(
+        '[providers]\nuse = ["kaggle"]\npoll_seconds = 0.2\nretry_seconds = 1.0\n'
+        f'kaggle_url = "{there.url}"\n'
+    )
     login = {"KAGGLE_USERNAME": USER, "KAGGLE_KEY": KEY}
     made = ServerProcess(
         folder / "server", gpus="H100:1", options=("--config", str(config)), environment=login

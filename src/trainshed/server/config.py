@@ -282,7 +282,7 @@ class ProviderSettings:
     )
     retry_seconds: float = _setting(
         RETRY_SECONDS,
-        "How long a lost run waits before another place is looked for; twice as long after each further loss.",
+        "How long a lost run waits for another place, after its first loss; twice as long after each more.",
         least=0.1,
         most=3600,
     )
