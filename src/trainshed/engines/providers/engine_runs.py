@@ -7,6 +7,7 @@ controller. All that is known of a run is what the engine has evidence of, so no
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ class Room:
     """Where, of an engine with several nodes."""
 
 
-class EngineRuns:
+class EngineRuns(ABC):
     """The calls of a provider that are the engine's own. Thread-safe as far as the engine is.
 
     ``place`` is what people call where it runs, in messages.
@@ -68,13 +69,13 @@ class EngineRuns:
     carries = False
     """Whether the engine has to bring files to where the program runs."""
 
+    @abstractmethod
     def engine(self) -> Engine:
         """Raises `Unavailable` where there is none now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def room(self, attempt_id: str) -> Room:
         """What an Attempt was given. Raises `EngineError`."""
-        raise NotImplementedError
 
     def submit(self, submission: Submission) -> Run:
         """Start it once; the engine keeps to that (engine rule 1)."""
