@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from engines.conformance import SETTLED, Behaviour
 from engines.rays import RayHarness
 from support.ray_cluster import RayCluster
-from trainshed.engines import Phase
+from trainshed.engines import Phase, TreeFile
 from trainshed.engines.ray import units
 from trainshed.engines.ray.mirror import GROUP, INTENT, Mirror
 
@@ -60,3 +60,13 @@ def test_what_nobody_expected_of_one_attempt_is_not_the_end_of_others(
         assert code(harness, "whole") == 0
     assert [each["reason"] for each in told if each["log_level"] == "error"] == ["KeyError: 'limits'"]
     assert harness.engine.release("broken").confirmed
+
+
+def test_a_launch_has_as_many_bytes_of_files_as_a_runner_may(harness: RayHarness, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    with source.open("wb") as file:
+        file.truncate(60 << 20)
+    launch = harness.launch("attempt-1", Behaviour.SUCCEEDS)
+    launch = replace(launch, argv=("test", "-s", "large"), files=[TreeFile("large", source)])
+    harness.engine.launch(launch)
+    assert code(harness, "attempt-1") == 0

@@ -21,7 +21,7 @@ from trainshed.engines.contract import EndedBy, EngineError, Exit, Observation, 
 from trainshed.engines.ray import units, wire
 from trainshed.engines.ray.carrying import Carrying, State
 from trainshed.engines.ray.channel import Channel
-from trainshed.engines.ray.mirror import GROUP, HANDED, INTENT, LOST, RELEASED, Mirror
+from trainshed.engines.ray.mirror import GROUP, HANDED, LOST, RELEASED, Mirror
 from trainshed.jobkit import folder
 
 Json = dict[str, Any]
@@ -165,7 +165,10 @@ class Keeper:
         late = time.time() > min(group.at for group in groups.values()) + first.start_seconds
         if self._is_held_up(members, first, late=late):
             return
-        said = {unit: mirror.read(INTENT) or {} for unit, mirror in members.items()}
+        said = {unit: mirror.intent() for unit, mirror in members.items()}
+        if not all(said.values()):
+            self._never(members, EndedBy.NOT_STARTED, "What was to be launched cannot be read any more.")
+            return
         asked = sorted(
             (units.member(unit, groups[unit], said[unit], self._instance) for unit in members),
             key=lambda each: each["rank"],

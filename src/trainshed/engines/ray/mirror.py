@@ -57,6 +57,14 @@ class Mirror:
     def read(self, name: str) -> Json | None:
         return folder.read(self.path, name)
 
+    def intent(self) -> Json:
+        """What to launch, with the bytes of its files: more than other records hold; empty: unreadable."""
+        try:
+            said: Json = json.loads((self.path / INTENT).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return said
+
     def write(self, name: str, content: Json) -> None:
         """Durably. Makes the folder."""
         if not self.path.is_dir():
