@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from engines.providers.conformance import SECRET, Harness, Program, ProviderRules, bundle
 from trainshed.engines.contract import Limits
 from trainshed.engines.local import LocalEngine
-from trainshed.engines.providers.contract import Phase, Submission
+from trainshed.engines.providers.contract import InvalidJob, Phase, Submission
 from trainshed.engines.providers.framelog import LineLog, read_lines
 from trainshed.engines.providers.local import LocalProvider, Room
 from trainshed.jobkit import frames, gpu_files
@@ -107,6 +109,38 @@ def test_a_program_is_asked_to_save_by_a_file_that_no_link_leads_away(harness, t
     (work / ".gpu").symlink_to(tmp_path)
     assert harness.provider.request_checkpoint(run) is False
     assert not (tmp_path / "checkpoint_requested").exists()
+
+
+def test_the_interpreter_may_be_that_of_a_projects_own_environment(harness, tmp_path):
+    venv.create(tmp_path / "venv", symlinks=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (packages / "only_here.py").write_text("WORD = 'mine'")
+    submission = harness.submission("gpu-own-1", Program())
+    submission = replace(submission, options={"python": str(tmp_path / "venv" / "bin" / "python")})
+    (submission.bundle / "code" / "train.py").write_text("import only_here; print('line', only_here.WORD)")
+    run = harness.provider.submit(submission)
+    assert harness.ended(run) is Phase.SUCCEEDED
+    assert harness.lines_of(run) == ["line mine"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pythn": "python3"}, "there is no option pythn"),
+        ({"python": "bin/python"}, "no whole path"),
+        ({"python": 3}, "no name of a program"),
+        ({"python": "-m"}, None),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_for_good(harness, options, said):
+    submission = replace(harness.submission("gpu-odd-1", Program()), options=options)
+    if said is None:
+        run = harness.provider.submit(submission)
+        assert harness.ended(run) is Phase.LOST, "there is no such program"
+        return
+    with pytest.raises(InvalidJob, match=said):
+        harness.provider.submit(submission)
+    assert harness.runs() == 0
 
 
 # Lines out of frames

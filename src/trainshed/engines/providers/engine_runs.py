@@ -7,6 +7,7 @@ controller. All that is known of a run is what the engine has evidence of, so no
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ from trainshed.engines.providers.framelog import read_lines
 from trainshed.model.resources import Gpu, Node
 
 PYTHON = "python3"
+_INTERPRETER = re.compile(r"[\w.+-]+|/.{1,4000}")
+ASKED = ".gpu/checkpoint_requested"
+"""The file in the work folder that a program looks for: it is to save now."""
 _DATA, _RESUME = "data", "resume"
 _BYTES_A_GB = 1_000
 _PROGRAMS_SHARE = 0.6
@@ -65,6 +69,7 @@ class EngineRuns(ABC):
     ``place`` is what people call where it runs, in messages.
     """
 
+    name: str
     place = "this machine"
     carries = False
     """Whether the engine has to bring files to where the program runs."""
@@ -82,7 +87,8 @@ class EngineRuns(ABC):
         engine = self.engine()
         try:
             room = self.room(submission.attempt_id)
-            engine.launch(_launch(submission, room, carry=self.carries))
+            python = self._python(submission)
+            engine.launch(_launch(submission, room, python=python, carry=self.carries))
         except EngineError as error:
             if error.retryable:
                 raise Unavailable(f"{error.code}: {error.message}") from error
@@ -90,6 +96,20 @@ class EngineRuns(ABC):
         except OSError as error:
             raise Unavailable(f"{self.place} cannot start it: {error}") from error
         return Run(submission.attempt_id)
+
+    def _python(self, submission: Submission) -> str:
+        """The interpreter that ``provider_options`` names. Raises `InvalidJob`."""
+        options = dict(submission.options)
+        named = options.pop("python", PYTHON)
+        where = f"provider_options.{self.name}"
+        if options:
+            raise InvalidJob(f"{where}: there is no option {', '.join(sorted(options))}; there is `python`")
+        if not isinstance(named, str) or not named.isprintable() or not _INTERPRETER.fullmatch(named):
+            raise InvalidJob(
+                f"{where}.python: {named!r} is no name of a program (`python3.12`) and no whole path "
+                "(`/home/ann/project/.venv/bin/python`)"
+            )
+        return named
 
     def status(self, run: Run) -> Status:
         engine = self.engine()
@@ -148,7 +168,7 @@ def offers_of_nodes(nodes: Iterable[Node]) -> list[GpuOffer]:
     ]
 
 
-def _launch(submission: Submission, room: Room, *, carry: bool) -> Launch:
+def _launch(submission: Submission, room: Room, *, python: str, carry: bool) -> Launch:
     mounts = [Mount(Path(item.ref), f"{_DATA}/{item.mount}") for item in submission.data]
     paths = {"GPU_DATA_DIR": _DATA} if mounts else {}
     if submission.resume is not None:
@@ -156,7 +176,7 @@ def _launch(submission: Submission, room: Room, *, carry: bool) -> Launch:
         paths["GPU_RESUME_DIR"] = _RESUME
     return Launch(
         attempt_id=submission.attempt_id,
-        argv=(PYTHON, "gpu_runner/__main__.py"),
+        argv=(python, "gpu_runner/__main__.py"),
         env={**submission.env, "TRAINSHED_STOP_GRACE_S": f"{room.grace_seconds * _PROGRAMS_SHARE:g}"},
         files=tuple(_tree(submission.bundle)),
         gpus=room.gpus,

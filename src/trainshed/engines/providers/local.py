@@ -10,14 +10,14 @@ from pathlib import Path
 
 from trainshed.engines.contract import Engine
 from trainshed.engines.providers.contract import Capabilities, Fetched, GpuOffer, Run, Unavailable
-from trainshed.engines.providers.engine_runs import EngineRuns, Room, offers_of_nodes
+from trainshed.engines.providers.engine_runs import ASKED, EngineRuns, Room, offers_of_nodes
+from trainshed.jobkit.walk import touch_below
 from trainshed.model.resources import Node
 from trainshed.model.scripts.spec import LOCAL
 
 CAPABILITIES = Capabilities(
     lookup_by_key=False, named_by_attempt=True, interactive=True, max_concurrency=1, poll_interval_s=5.0
 )
-_ASKED = (".gpu", "checkpoint_requested")
 
 
 class LocalProvider(EngineRuns):
@@ -72,22 +72,10 @@ class LocalProvider(EngineRuns):
 
     def request_checkpoint(self, run: Run) -> bool:
         """Put the file there that the program looks for; no link of the program's is followed."""
-        name, file = _ASKED
         try:
-            work = os.open(self.folder(run), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            touch_below(self.folder(run), ASKED)
         except OSError:
             return False
-        try:
-            inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=work)
-            try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                os.close(os.open(file, flags, 0o666, dir_fd=inside))
-            finally:
-                os.close(inside)
-        except OSError:
-            return False
-        finally:
-            os.close(work)
         return True
 
 

@@ -25,7 +25,7 @@ from trainshed.engines.providers.contract import (
     Run,
     Unavailable,
 )
-from trainshed.engines.providers.engine_runs import EngineRuns, Room, offers_of_nodes
+from trainshed.engines.providers.engine_runs import ASKED, EngineRuns, Room, offers_of_nodes
 from trainshed.model.resources import Node
 from trainshed.model.scripts.spec import RAY
 
@@ -38,7 +38,6 @@ CAPABILITIES = Capabilities(
     fetch_interval_s=10.0,
     cluster="",
 )
-_ASKED = ".gpu/checkpoint_requested"
 _OUTPUTS, _STORE, _CHECKPOINTS = "outputs", "checkpoint_store", "checkpoints"
 _COPY = ".copy"
 
@@ -137,7 +136,7 @@ class RayProvider(EngineRuns):
 
     def request_checkpoint(self, run: Run) -> bool:
         try:
-            return self._remote().ask(run.ref, _ASKED)
+            return self._remote().ask(run.ref, ASKED)
         except EngineError:
             return False
 

@@ -14,7 +14,7 @@ MAX_BUNDLE_BYTES = 200 * 10**6
 """Uncompressed."""
 LOCAL, RAY = "local", "ray"
 OWN_ENGINES = frozenset({LOCAL, RAY})
-"""The providers that are engines of the server, which keep logs: this machine, a Ray cluster of the catalogue."""
+"""The providers that are engines of the server: this machine, a Ray cluster. They keep their logs themselves."""
 
 
 class DepsKind(StrEnum):
