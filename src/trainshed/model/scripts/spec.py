@@ -14,7 +14,7 @@ MAX_BUNDLE_BYTES = 200 * 10**6
 """Uncompressed."""
 LOCAL, RAY = "local", "ray"
 OWN_ENGINES = frozenset({LOCAL, RAY})
-"""The providers that are engines of the server: this machine, a Ray cluster. They keep their logs themselves."""
+"""The providers that are engines of the server: this machine, a Ray cluster. They keep logs themselves."""
 
 
 class DepsKind(StrEnum):
