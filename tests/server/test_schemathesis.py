@@ -18,9 +18,14 @@ from starlette.types import ASGIApp
 
 from support.examples import examples
 from support.lora import adapter
+from support.scripts import send_script
 from support.site import Site, finish, open_site, put_output, start, trials
 from support.tasks import task_document
-from trainshed.store.database import Database
+from trainshed.control.scripts import approving
+from trainshed.model.scripts.states import Phase, Reason
+from trainshed.policy.approval import Rule, Verdict
+from trainshed.store import jobs, moves, scripts
+from trainshed.store.database import Connection, Database
 
 EXAMPLES = max(12, examples(12))
 PARTS = 4
@@ -35,6 +40,12 @@ class Fuzzed:
     document: dict[str, Any]
     key: str
     known: dict[str, str]
+    scripts: dict[str, str]
+    """The same of operations of script Jobs."""
+
+    def named(self, path: str) -> dict[str, str]:
+        """What path parameters of an operation name."""
+        return self.scripts if path.startswith(("/v1/scripts", "/v1/approvals")) else self.known
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +55,9 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory, _migrated_sqlite: Path) -> 
     path.write_bytes(_migrated_sqlite.read_bytes())
     database = Database(f"sqlite:///{path}")
     with open_site(database, folder / "data") as site:
-        found = Fuzzed(site.app, site.get("/openapi.json").json(), site.owner_key, seed(site))
+        found = Fuzzed(
+            site.app, site.get("/openapi.json").json(), site.owner_key, seed(site), seed_scripts(site)
+        )
     yield found
     database.close()
 
@@ -89,6 +102,27 @@ def seed(site: Site) -> dict[str, str]:
     }
 
 
+def seed_scripts(site: Site) -> dict[str, str]:
+    """A script Job that was cancelled, so that nobody waits for it, and a question about another one."""
+    over, asking = (
+        send_script(site, project_dir=f"/srv/{name}").json()["job"] for name in ("over", "asking")
+    )
+    site.post(f"/v1/scripts/{over['short_id']}/cancel")
+
+    def ask(connection: Connection) -> int:
+        args = (connection, asking["trial_id"], Phase.ROUTING, Reason.ROUTING_STARTED, "said")
+        scripts.set_phase(*args, at=site.clock())
+        moves.lock_jobs(connection, [asking["job_id"]])
+        waiting = jobs.trials_of(connection, [asking["job_id"]])[asking["job_id"]]
+        verdict = Verdict(ask=True, rules=(Rule.HOURS,), reason="no hours given")
+        return approving.ask(connection, waiting, asking["spec_hash"], verdict, at=site.clock())
+
+    question = site.services.database.write(ask)
+    assert site.get(f"/v1/scripts/{over['short_id']}").json()["job"]["state"] == "cancelled"
+    assert site.get(f"/v1/approvals/{question}").status_code == 200
+    return {"ref": over["short_id"], "number": "1", "path": "a", "approval_id": str(question)}
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_no_answer_is_a_5xx_or_outside_the_documented_shapes(fuzzed: Fuzzed, mode: GenerationMode, part: int):
@@ -113,8 +147,9 @@ def test_no_answer_is_a_5xx_or_outside_the_documented_shapes(fuzzed: Fuzzed, mod
             def check(case: Any, *, real: bool) -> None:
                 # Nobody runs the task here: queued anew, it would be followed for ever.
                 if real and not case.operation.path.endswith("/resubmit"):
+                    known = fuzzed.named(case.operation.path)
                     for name in case.path_parameters or {}:
-                        case.path_parameters[name] = fuzzed.known.get(name, case.path_parameters[name])
+                        case.path_parameters[name] = known.get(name, case.path_parameters[name])
                 answer = case.call(session=session, headers=headers)
                 case.validate_response(answer, checks=CHECKS)
 
