@@ -11,9 +11,6 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # Programs that the tests start read our modules compiled, also where PYTHONDONTWRITEBYTECODE is set.
 COMPILE := $(BIN)/python -m compileall -q -j 2 src tests/support
-# What pytest makes of the tests' modules is kept, from two processes: else every test process makes all of it, in a
-# quarter of a minute each. What is wrong with a module is told by the run itself.
-COLLECT := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -q
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test soak lint bench clean
@@ -30,7 +27,6 @@ test: $(VENV)/.tested-with $(CLIENT)/.installed lint ## Lint, then run every tes
 	@scripts/install-postgresql && scripts/install-bubblewrap && scripts/install-containers
 	@scripts/install-ssh && scripts/install-torch && scripts/install-ray && scripts/install-inspector
 	@$(COMPILE)
-	@for half in 'tests/[a-d]*' 'tests/[e-z]*'; do $(COLLECT) $$half >/dev/null 2>&1 & done; wait
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 soak: $(VENV)/.tested-with ## Property tests with many examples, two million steps of the gang simulator; takes hours
