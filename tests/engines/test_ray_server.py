@@ -1,4 +1,4 @@
-"""Training tasks on a shared Ray cluster through a real server: its catalogue, both kinds, a restart (C1, C46)."""
+"""Tasks on a shared Ray cluster through a real server: its catalogue, both kinds, a restart (C1, C46)."""
 
 from __future__ import annotations
 
