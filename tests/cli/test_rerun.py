@@ -301,20 +301,58 @@ def slots(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from slots(each)
 
 
+SCRIPT = {
+    "spec": {
+        "kind": "script",
+        "project_dir": "/home/ada/p",
+        "bundle": {"manifest_sha256": DATA, "included": ["a"]},
+        "data": [{"mount": "d", "manifest_sha256": RECIPE, "path": "d"}],
+        "deps": {"kind": "none"},
+    },
+    "source": "user",
+}
+TASK = {
+    "spec": {
+        "kind": "pytorch",
+        "image": "a/b",
+        "env": [
+            {"name": "A", "value": "b", "hidden": False, "source": "task"},
+            {"name": "P", "value": None, "hidden": True, "source": "project"},
+        ],
+        "mounts": [{"type": "dataset", "ref": "a/data@1", "mount_path": "/mnt/d"}],
+        "precheck": {"env": [{"name": "B", "value": "c", "hidden": False}]},
+    },
+    "totals": {"replicas": 1},
+    "catalog_revision": 1,
+}
+MOUNTED = {**CONTENTS[0], "role": "mount:/mnt/d"}
+OF_A_KIND = {
+    "runner": {},
+    "script": {"script": SCRIPT},
+    "task": {"task": TASK, "contents": [MOUNTED]},
+}
+
+
 @pytest.mark.parametrize("how", [(), ("--json",)])
+@pytest.mark.parametrize("kind", OF_A_KIND)
 @settings(
     max_examples=settings.default.max_examples // 4,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,
 )
 @given(data=st.data())
-def test_whatever_json_a_file_holds_a_rerun_ends_in_a_refusal_or_a_job(run, scripted, tmp_path, how, data):
+def test_whatever_json_a_file_holds_a_rerun_ends_in_a_refusal_or_a_job(
+    run, scripted, tmp_path, how, kind, data
+):
     fake = scripted(frozen(NEW))
     document = frozen(
-        profile=copy.deepcopy(PROFILE),
-        contents=copy.deepcopy(CONTENTS),
-        image={"requested": "a/b", "resolved": "docker.io/a/b@sha256:1", "digest": "sha256:1"},
-        resume_from={"checkpoint_id": "ckpt_1", "files": [], "lineage": []},
+        **{
+            "profile": copy.deepcopy(PROFILE),
+            "contents": copy.deepcopy(CONTENTS),
+            "image": {"requested": "a/b", "resolved": "docker.io/a/b@sha256:1", "digest": "sha256:1"},
+            "resume_from": {"checkpoint_id": "ckpt_1", "files": [], "lineage": []},
+            **copy.deepcopy(OF_A_KIND[kind]),
+        }
     )
     fault = {"path": data.draw(st.sampled_from(FAULTY)), "code": "ACCESS_DENIED", "message": "no"}
     if data.draw(st.booleans()):
@@ -337,6 +375,7 @@ def test_whatever_json_a_file_holds_a_rerun_ends_in_a_refusal_or_a_job(run, scri
 
 
 FAULTY = [f"trials[0].spec.{each}" for each in ("runner", "image", "resume_from", "profile.plugins[0]")]
+FAULTY += ["spec.image", "spec.mounts[0].ref", "spec.data[0].manifest_sha256", "spec.data[9].manifest_sha256"]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_MANIFEST_BYTES = 1 << 30
 _PLACE = re.compile(r"trials\[(\d+)\]\.spec\.(.+)")
+_ENTRY = re.compile(r"spec\.(data|mounts)\[(\d+)\]\.(?:manifest_sha256|ref)")
 _UNAVAILABLE = frozenset({"ACCESS_DENIED", "CONTENT_NOT_FOUND", "PROFILE_ARCHIVED", "PROFILE_HASH_MISMATCH"})
 """Codes of a profile's faults that publishing or approving its content can end."""
 _DIFFERENCES = Table(
@@ -77,6 +78,12 @@ def manifest(session: Session, job_id: str, *, output: Path | None) -> None:
 @click.command()
 @click.argument("source", metavar="JOB|FILE")
 @click.option("--request-id", metavar="ID", help="Names the new submission; a retry finds the same Job.")
+@click.option(
+    "--hidden",
+    metavar="NAME",
+    multiple=True,
+    help="Give a training task's hidden variable NAME the value that it has in this program's environment.",
+)
 @click.option("--wait", is_flag=True, help="Wait for the end; exit 1 unless the Job completed.")
 @click.option("--wait-timeout", type=SECONDS, help="Seconds to wait at most (exit 8).")
 @json_option
@@ -86,22 +93,25 @@ def rerun(
     source: str,
     *,
     request_id: str | None,
+    hidden: tuple[str, ...],
     wait: bool,
     wait_timeout: float | None,
 ) -> None:
     """Run again what a Job ran, here or on another server, and show every difference.
 
-    JOB is a Job of the server in use; FILE is what `job manifest` wrote, on whatever server, or `-` for
-    stdin. Runners are named by commit, images and content by digest. Exits 9 if what runs differs.
+    JOB is a Job of the server in use, also one of `gpu` or a training task; FILE is what `job manifest`
+    wrote, on whatever server, or `-` for stdin. Runners are named by commit, images and content by digest.
+    Exits 9 if what runs differs.
     """
     from trainshed.model.provenance import compare  # noqa: PLC0415 - click only at import time
 
     session = context.ensure_object(Session)
     deadline = Deadline(wait_timeout)
+    values = _from_environment(hidden)
     given = read_file(source, "a Job manifest", most=MAX_MANIFEST_BYTES) if _is_file(source) else None
     with session.client() as client:
         before = _checked(given if given is not None else client.jobs.manifest(source), source)
-        job = _submitted(client, before, request_id)
+        job = _submitted(client, before, request_id, values)
         session.job_id = job.job_id
         said = "was accepted before: nothing new was started" if job.accepted_before else "accepted"
         session.note(f"{job.job_id} {said}.")
@@ -130,6 +140,14 @@ def rerun(
     context.exit(Exit.OK if same else Exit.DIFFERS)
 
 
+def _from_environment(names: tuple[str, ...]) -> dict[str, str]:
+    """Values by name: a command line is for all of the machine to read, its environment is not."""
+    lacking = [name for name in names if not os.environ.get(name)]
+    if lacking:
+        raise click.UsageError(f"--hidden: this program's environment has no value of {', '.join(lacking)}")
+    return {name: os.environ[name] for name in names}
+
+
 def _is_file(source: str) -> bool:
     return source == "-" or os.sep in source or source.endswith(".json") or Path(source).exists()
 
@@ -145,12 +163,20 @@ def _checked(document: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     return document
 
 
-def _submitted(client: Client, manifest: Mapping[str, Any], request_id: str | None) -> Any:
+def _submitted(
+    client: Client, manifest: Mapping[str, Any], request_id: str | None, hidden: Mapping[str, str]
+) -> Any:
     """Submit it; a refusal is told with what has to be published there."""
+    from trainshed.model.provenance_kinds import HiddenValuesWanted  # noqa: PLC0415 - as above
     from trainshed.sdk.errors import ApiError  # noqa: PLC0415 - as above
 
     try:
-        return client.training_jobs.rerun(manifest, request_id=request_id)
+        return client.training_jobs.rerun(manifest, request_id=request_id, hidden=hidden)
+    except HiddenValuesWanted as fault:
+        names = [each.removeprefix("precheck.").removeprefix("env.") for each in fault.missing]
+        how = "".join(f" --hidden {name}" for name in dict.fromkeys(names))
+        way = f". Set them in this program's environment and add{how}" if names else ""
+        raise click.UsageError(f"{fault}{way}") from None
     except ApiError as error:
         found = [list(_wanted(manifest["frozen"], fault)) for fault in error.faults]
         wanted = list(dict.fromkeys(itertools.chain.from_iterable(found)))
@@ -164,6 +190,9 @@ def _submitted(client: Client, manifest: Mapping[str, Any], request_id: str | No
 
 def _wanted(frozen: Mapping[str, Any], fault: FieldFault) -> Iterator[str]:
     """What has to be made available on that server, from the place of a fault."""
+    if fault.path.startswith("spec.") and frozen["trials"]:
+        yield from _of_one(frozen["trials"][0], fault)
+        return
     place = _PLACE.match(fault.path)
     if place is None or int(place[1]) >= len(frozen["trials"]):
         return
@@ -185,6 +214,39 @@ def _wanted(frozen: Mapping[str, Any], fault: FieldFault) -> Iterator[str]:
         )
 
 
+def _of_one(trial: Mapping[str, Any], fault: FieldFault) -> Iterator[str]:
+    """The same for a packed project or a training task, which is a Job by itself."""
+    from trainshed.model.provenance_kinds import SCRIPT, TASK, kind_of  # noqa: PLC0415 - as above
+
+    kind, entry = kind_of(trial), _ENTRY.fullmatch(fault.path)
+    if kind == SCRIPT and fault.code == "BLOB_NOT_FOUND":
+        spec = trial[SCRIPT]["spec"]
+        what = f"the project (manifest {spec['bundle']['manifest_sha256']})"
+        if entry is not None and int(entry[2]) < len(spec["data"]):
+            item = spec["data"][int(entry[2])]
+            what = f"the data `{item['mount']}` (manifest {item.get('manifest_sha256')})"
+        yield (
+            f"send {what} there: `gpu run` against that server, in a folder that has the same files as "
+            f"{spec['project_dir']} had"
+        )
+    elif kind == TASK and fault.path == "spec.image" and trial["image"] is not None:
+        yield f"make the image {trial['image']['resolved']} available to that server"
+    elif kind == TASK and entry is not None and int(entry[2]) < len(trial[TASK]["spec"]["mounts"]):
+        path = trial[TASK]["spec"]["mounts"][int(entry[2])]["mount_path"]
+        for use in trial["contents"]:
+            if use["role"] == f"mount:{path}":
+                yield _publish(use)
+
+
+def _publish(use: Mapping[str, Any]) -> str:
+    noun = use["kind"].removesuffix("s")
+    label = "" if use["version"] == use["manifest_sha256"] else f" --version {use['version']}"
+    return (
+        f"publish there, readable for your project: `trainshed {noun} publish PATH --name "
+        f"{use['name']}{label}` (manifest {use['manifest_sha256']})"
+    )
+
+
 def _contents_wanted(trial: Mapping[str, Any], where: str) -> Iterator[str]:
     plugins = [each["name"] for each in trial["profile"]["document"]["plugins"]]
     for use in trial["contents"]:
@@ -200,12 +262,7 @@ def _contents_wanted(trial: Mapping[str, Any], where: str) -> Iterator[str]:
                 )
                 continue
         if kind in places and f"{where}.".startswith(f"{places[kind]}."):
-            noun = use["kind"].removesuffix("s")
-            label = "" if use["version"] == use["manifest_sha256"] else f" --version {use['version']}"
-            yield (
-                f"publish there, readable for your project: `trainshed {noun} publish PATH --name "
-                f"{use['name']}{label}` (manifest {use['manifest_sha256']})"
-            )
+            yield _publish(use)
 
 
 def _write(place: Path, document: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ case are fine, and nothing is asked of ``about``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from trainshed.model.errors import Fault, Refusal
@@ -29,8 +29,8 @@ class PackedTree:
     bytes: int
     blobs: dict[str, int] = field(repr=False)
     """SHA-256 of each file's bytes -> their number."""
-    present: frozenset[str] = frozenset()
-    """Those of the paths asked for that it has."""
+    present: Mapping[str, str] = field(default_factory=dict)
+    """Those of the paths asked for that it has, with their digests."""
 
 
 def read_packed(
@@ -44,10 +44,13 @@ def read_packed(
     blobs: dict[str, int] = {}
     faults: list[Fault] = []
     paths: set[str] = set()
+    present: dict[str, str] = {}
     try:
         scan = ManifestScan(read)
         for file in scan:
             paths.add(file.path)
+            if file.path in wanted:
+                present[file.path] = file.sha256
             if (fault := path_fault(file.path)) is not None:
                 faults.append(Fault(path, _CODE, f"`{file.path[:200]}` {fault}"))
             if blobs.setdefault(file.sha256, file.size) != file.size:
@@ -63,9 +66,7 @@ def read_packed(
     if scan.sha256 != sha256:
         said = f"the manifest's SHA-256 is {scan.sha256}, not {sha256}"
         raise Refusal.of("CONTENT_HASH_MISMATCH", said, path=path)
-    return PackedTree(
-        sha256, scan.size, scan.files, scan.total_bytes, blobs, frozenset(paths.intersection(wanted))
-    )
+    return PackedTree(sha256, scan.size, scan.files, scan.total_bytes, blobs, present)
 
 
 def _both(paths: set[str]) -> list[str]:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainshed.model import provenance_kinds
+from trainshed.model.provenance_kinds import RUNNER, HiddenValuesWanted, kind_of, leaves
 from trainshed.model.strict_json import canonical_json
 
 JOB_MANIFEST_SCHEMA = "trainshed.job-manifest/1"
@@ -41,6 +43,17 @@ class _Each:
 
 
 # An object with these keys at least, a list of one shape, a string, or anything: then the server checks it.
+_VARIABLE = {"name": str, "value": _OrNull(str), "hidden": Any}
+_SCRIPT = {"spec": {"bundle": {"manifest_sha256": str}, "data": [{"mount": str}], "project_dir": str}}
+_TASK = {
+    "spec": {
+        "env": [{**_VARIABLE, "source": str}],
+        "mounts": [{"type": str, "ref": str, "mount_path": str}],
+        "precheck": _OrNull({"env": _OrNull([_VARIABLE], optional=True)}, optional=True),
+    },
+    "totals": _Each(Any),
+    "catalog_revision": Any,
+}
 _FROZEN: Mapping[str, Any] = {
     "job": {"job_id": str, "type": str, "platform_version": _OrNull(str)},
     "runner_files": _Each([{"path": str, "mode": str, "sha256": str}]),
@@ -76,6 +89,8 @@ _FROZEN: Mapping[str, Any] = {
             "resources": dict.fromkeys(_RESOURCES, Any),
             "timeout_seconds": Any,
             "resume_from": _OrNull({"checkpoint_id": str, "files": [{"name": str, "sha256": str}]}),
+            "script": _OrNull(_SCRIPT, optional=True),
+            "task": _OrNull(_TASK, optional=True),
         }
     ],
 }
@@ -141,11 +156,22 @@ def check_manifest(document: Any) -> Mapping[str, Any]:
     return frozen
 
 
-def rerun_request(frozen: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-    """A submission that runs again what was frozen: Runners by commit, images and content by digest."""
+def rerun_request(
+    frozen: Mapping[str, Any], request_id: str, *, hidden: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A submission that runs again what was frozen: Runners by commit, images and content by digest.
+
+    ``hidden`` has the hidden values of a training task. Raises `HiddenValuesWanted` where they are others
+    than it needs.
+    """
+    asked = {"type": frozen["job"]["type"], "request_id": request_id}
+    kinds = [kind_of(trial) for trial in frozen["trials"]]
+    if kinds != [RUNNER] * len(kinds):
+        return {**asked, "spec": provenance_kinds.spec_again(frozen["trials"][0], hidden or {})}
+    if hidden:
+        raise HiddenValuesWanted([], list(hidden))
     return {
-        "type": frozen["job"]["type"],
-        "request_id": request_id,
+        **asked,
         "trials": [{"name": trial["name"], "spec": _spec(trial)} for trial in frozen["trials"]],
     }
 
@@ -204,6 +230,10 @@ def _inside(shape: Any, value: Any, path: str) -> Iterator[tuple[Any, Any, str]]
 
 def _files_faults(frozen: Mapping[str, Any]) -> Iterator[str]:
     for number, trial in enumerate(frozen["trials"]):
+        if (kind := kind_of(trial)) != RUNNER:
+            if len(frozen["trials"]) > 1:
+                yield f"`trials[{number}]` is a {kind}, which is a Job by itself"
+            continue
         snapshot = trial["runner"]["snapshot_sha256"]
         if snapshot not in frozen["runner_files"]:
             yield f"`runner_files` has no {_told(snapshot)}, the snapshot of `trials[{number}]`"
@@ -255,9 +285,11 @@ def _fields(frozen: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, bool]]]
     """Every field to compare: its path, its value, whether it is part of what runs."""
     yield "trials", (len(frozen["trials"]), True)
     for number, trial in enumerate(frozen["trials"]):
-        for path, value in _what_runs(trial, frozen["runner_files"]):
+        own = kind_of(trial) != RUNNER
+        runs = provenance_kinds.what_runs(trial) if own else _what_runs(trial, frozen["runner_files"])
+        for path, value in runs:
             yield f"trials[{number}].{path}", (value, True)
-        for path, value in _how_named(trial):
+        for path, value in provenance_kinds.how_named(trial) if own else _how_named(trial):
             yield f"trials[{number}].{path}", (value, False)
     yield "job.platform_version", (frozen["job"]["platform_version"], False)
 
@@ -278,7 +310,7 @@ def _what_runs(trial: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator[t
     yield "image.digest", None if trial["image"] is None else trial["image"]["digest"]
     if trial["profile"] is not None:
         yield "profile.sha256", trial["profile"]["sha256"]
-        yield from _leaves("profile", trial["profile"]["document"])
+        yield from leaves("profile", trial["profile"]["document"])
     for use in trial["contents"]:
         place = f"contents[{use['role']}]"
         yield f"{place}.content", f"{use['kind']} {use['name']}"
@@ -298,17 +330,6 @@ def _how_named(trial: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"contents[{use['role']}].version", use["version"]
     if trial["resume_from"] is not None:
         yield "resume_from.checkpoint_id", trial["resume_from"]["checkpoint_id"]
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, each in value.items():
-            yield from _leaves(f"{path}.{key}", each)
-    elif isinstance(value, list) and value:
-        for number, each in enumerate(value):
-            yield from _leaves(f"{path}[{number}]", each)
-    else:
-        yield path, value
 
 
 def _same(was: Any, now: Any) -> bool:

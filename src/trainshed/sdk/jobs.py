@@ -8,7 +8,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-from trainshed.sdk.answers import LARGEST_PAGE
+from trainshed.sdk.answers import LARGEST_PAGE, required
 from trainshed.sdk.logs import OUTAGE_SECONDS, LogFollower
 from trainshed.sdk.objects import Event, Job, Page, event, job, mapping, page
 from trainshed.sdk.polling import wait_until
@@ -38,15 +38,31 @@ class TrainingJobs:
         known = answer.status == HTTPStatus.OK and answer.tries == 1
         return replace(job(answer.document), accepted_before=known)
 
-    def rerun(self, manifest: Mapping[str, Any], *, request_id: str | None = None) -> Job:
-        """Submit again, on this server, what a manifest says (see `Jobs.manifest`).
+    def rerun(
+        self,
+        manifest: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        hidden: Mapping[str, str] | None = None,
+    ) -> Job:
+        """Submit again, on this server, what a manifest says (see `Jobs.manifest`), of whatever kind.
 
         Runners are named by commit, images and content by digest; compare the new Job's manifest to see that
-        it is the same. Raises ``ValueError`` for a document that is no manifest or was changed.
+        it is the same. ``hidden`` has the hidden values of a training task by name, which no manifest holds.
+        Raises ``ValueError`` for a document that is no manifest or was changed, and where hidden values lack.
         """
         from trainshed.model.provenance import check_manifest, rerun_request  # noqa: PLC0415 - few need it
 
-        return self.submit(rerun_request(check_manifest(manifest), request_id or str(uuid.uuid4())))
+        name = request_id or str(uuid.uuid4())
+        body = rerun_request(check_manifest(manifest), name, hidden=hidden)
+        answer = self._transport.ask("POST", route("jobs"), body=body, repeatable=True)
+        known = answer.status == HTTPStatus.OK and answer.tries == 1
+        document = answer.document
+        if isinstance(document, Mapping) and isinstance(document.get("job"), Mapping):
+            # Of a packed project the answer tells in its own words; its Job is read as any other.
+            job_id = required(document["job"], "job_id")
+            document = self._transport.call("GET", route("jobs", job_id))
+        return replace(job(document), accepted_before=known)
 
 
 class Jobs:

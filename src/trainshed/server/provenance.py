@@ -9,7 +9,7 @@ from typing import Any
 from trainshed.model.provenance import job_manifest
 from trainshed.model.states import E_TRIAL_WORDS
 from trainshed.server.shapes.common import iso, iso_or_none
-from trainshed.store import checkpoints, jobs, runners, scripts, tasks
+from trainshed.store import checkpoints, jobs, runners, script_attempts, scripts, tasks
 from trainshed.store.database import Connection
 from trainshed.store.moves import RUNNER
 from trainshed.store.records import (
@@ -25,7 +25,7 @@ from trainshed.store.records import (
     TrialContent,
     decoded,
 )
-from trainshed.store.script_records import Script
+from trainshed.store.script_records import Script, ScriptCheckpoint
 
 MAX_LINEAGE = 1000
 _ARTIFACTS_AT_ONCE = 1000
@@ -145,7 +145,17 @@ def _trial(
         "timeout_seconds": trial.timeout_seconds,
         "resume_from": resumed,
         **({} if task is None else {"task": _task(task)}),
-        **({} if script is None else {"script": {"spec": script.document, "spec_hash": script.spec_hash}}),
+        **({} if script is None else {"script": _script(script)}),
+    }
+
+
+def _script(script: Script) -> dict[str, Any]:
+    """What is frozen of a packed project (contract G): secrets by name, content by digest."""
+    return {
+        "spec": script.document,
+        "spec_hash": script.spec_hash,
+        "owner": script.owner,
+        "source": script.source,
     }
 
 
@@ -205,6 +215,7 @@ def _outcome(connection: Connection, job: Job, trials: Sequence[Trial]) -> dict[
     for each in checkpoints.of_job(connection, job.id):
         made.setdefault(each.trial_id, []).append(each)
     files = checkpoints.files_of_all(connection, [each.id for found in made.values() for each in found])
+    more = _of_scripts(connection, trials) | _of_tasks(connection, trials, attempts)
     return {
         "status": job.status,
         "finished_at": iso_or_none(job.finished_at),
@@ -224,10 +235,78 @@ def _outcome(connection: Connection, job: Job, trials: Sequence[Trial]) -> dict[
                     {"checkpoint_id": each.id, "files": [_file(file) for file in files[each.id]]}
                     for each in made.get(trial.id, [])
                 ],
-                "attempts": [_attempt(row, held[trial.id]) for row in attempts[trial.id]],
+                **more.get(trial.id, {}),
+                "attempts": [
+                    {**_attempt(row, held[trial.id]), **more.get(row.id, {})} for row in attempts[trial.id]
+                ],
             }
             for trial in trials
         ],
+    }
+
+
+def _of_scripts(connection: Connection, trials: Sequence[Trial]) -> dict[str, dict[str, Any]]:
+    """What is told of packed projects besides, by the id of the Trial or of the Attempt."""
+    found: dict[str, dict[str, Any]] = {}
+    ids = [trial.id for trial in trials if trial.kind == scripts.SCRIPT]
+    tries = script_attempts.attempts_of(connection, ids)
+    for trial_id in ids:
+        saved = script_attempts.checkpoints_of(connection, trial_id, with_gone=True)
+        digests = {each.number: each.manifest_sha256 for each in saved}
+        found[trial_id] = {"checkpoints": [_script_checkpoint(each) for each in reversed(saved)]}
+        for row in tries[trial_id]:
+            found[row.attempt_id] = {
+                "provider": row.provider,
+                "state": row.state,
+                "gpu_promised": row.gpu_promised,
+                "gpu_real": row.gpu_real,
+                "resumed_from": None
+                if row.resumed_from is None
+                else {"number": row.resumed_from, "manifest_sha256": digests.get(row.resumed_from)},
+                "started_at": iso_or_none(row.started_at),
+                "ended_at": iso_or_none(row.ended_at),
+                "exit_code": row.exit_code,
+            }
+    return found
+
+
+def _script_checkpoint(row: ScriptCheckpoint) -> dict[str, Any]:
+    return {
+        "number": row.number,
+        "attempt": row.attempt,
+        "step": row.step,
+        "manifest_sha256": row.manifest_sha256,
+        "files": row.files,
+        "bytes": row.bytes,
+        "kept": row.gone_at is None,
+    }
+
+
+def _of_tasks(
+    connection: Connection, trials: Sequence[Trial], attempts: Mapping[str, Sequence[Attempt]]
+) -> dict[str, dict[str, Any]]:
+    """What is told of a task's Attempts besides, by their ids."""
+    ids = {trial.id for trial in trials if trial.kind not in {RUNNER, scripts.SCRIPT}}
+    rows = [row for trial_id in ids for row in attempts[trial_id]]
+    members = tasks.replicas_of(connection, [row.id for row in rows])
+    return {
+        row.id: {
+            "cause": row.cause,
+            "exit_class": row.exit_class,
+            "started_at": iso_or_none(row.started_at),
+            "ended_at": iso_or_none(row.ended_at),
+            "replicas": [
+                {
+                    "rank": each.rank,
+                    "role": each.role,
+                    "node": each.node,
+                    "gpus": decoded(each.gpu_indices),
+                    "exit_code": each.exit_code,
+                }
+                for each in members[row.id]
+            ],
+        }
+        for row in rows
     }
 
 

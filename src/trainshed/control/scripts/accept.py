@@ -185,7 +185,7 @@ class ScriptAcceptance:
         trees: list[PackedTree] = []
         missing: list[str] = []
         script = None if spec.script is None else shipped_path(spec.workdir, spec.script)
-        wanted = (script,) if script is not None else ()
+        wanted = tuple(path for path in (script, spec.deps.file) if path is not None)
         places = [("spec.bundle.manifest_sha256", spec.bundle.manifest_sha256, wanted)]
         for place, item in enumerate(spec.data):
             if item.manifest_sha256 is not None:
@@ -211,7 +211,10 @@ class ScriptAcceptance:
             for place, item in enumerate(spec.data)
         )
         return replace(
-            spec, bundle=replace(spec.bundle, files=bundle.files, bytes=bundle.bytes), data=data
+            spec,
+            bundle=replace(spec.bundle, files=bundle.files, bytes=bundle.bytes),
+            data=data,
+            deps=replace(spec.deps, sha256=bundle.present.get(spec.deps.file or "")),
         ), trees
 
     @staticmethod
@@ -219,7 +222,7 @@ class ScriptAcceptance:
         spec: ScriptSpec, found: Mapping[str, PackedTree], script: str | None, faults: FaultList
     ) -> None:
         bundle = found.get("spec.bundle.manifest_sha256")
-        if bundle is not None and script is not None and not bundle.present:
+        if bundle is not None and script is not None and script not in bundle.present:
             said = f"`script`: {spec.script} is not among the {bundle.files} files that were packed"
             hint = "Check its path; a file that git ignores has to be named under `include`."
             faults.add("spec.script", "INVALID_SPEC", said, hint)

@@ -19,8 +19,10 @@ _TEXTS = ("included", "left_out", "warnings")
 
 
 def to_document(spec: ScriptSpec) -> dict[str, Any]:
-    """The spec as JSON values, every key present."""
+    """The spec as JSON values, every key present but what the server adds at acceptance."""
     document = asdict(spec)
+    if spec.deps.sha256 is None:
+        del document["deps"]["sha256"]
     return {"kind": KIND, **_plain(document)}
 
 

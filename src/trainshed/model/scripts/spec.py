@@ -34,6 +34,8 @@ class Deps:
     packages: tuple[str, ...] = ()
     """Requirements of a pyproject.toml as pip reads them; empty for a requirements file."""
     python_requires: str | None = None
+    sha256: str | None = None
+    """Of ``file`` as it was packed; the server reads it from the manifest, whatever a client says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ def read_manifest(call: Call, job_id: str) -> Response:
     """One canonical JSON document. `digest` is the SHA-256 of `frozen`, and never changes.
 
     `frozen` is what was accepted and what runs: Runner files, image, profile, content, Checkpoint, each by
-    digest. `outcome` is what came of it so far.
+    digest; of a packed project its spec with names of secrets, of a training task its effective spec without
+    hidden values. `outcome` is what came of it so far, with each Attempt.
     """
     with call.services.database.snapshot() as connection:
         document = manifest_of(connection, jobs.get_job(connection, call.project, job_id, viewer=call.viewer))
