@@ -18,7 +18,7 @@ class JobManifest(Shape):
         description="SHA-256 of the canonical JSON of `frozen`: sorted keys, no spaces, ASCII.",
     )
     frozen: dict[str, Any] = Field(
-        description="`schema`, `job`, `request`, `runner_files` by snapshot, `trials`; a Trial has a `script` "
-        "where it is a packed project, a `task` where it is a training task. Never changes."
+        description="`schema`, `job`, `request`, `runner_files` by snapshot, `trials`; a Trial has a "
+        "`script` where it is a packed project, a `task` where it is a training task. Never changes."
     )
     outcome: dict[str, Any] = Field(description="`status`, and of each Trial how it ended and what it made.")
