@@ -12,6 +12,7 @@ from support.deployment import fleet
 from support.gangs import SPECS, GangDeployment, task, two_clusters
 from trainshed.engines.contract import EngineError
 from trainshed.engines.fake import FakeRemoteEngine, Script
+from trainshed.engines.fake.scripts import World
 from trainshed.engines.providers.fake import RemoteWorld
 from trainshed.model.states import State
 from trainshed.model.training.catalog import ANY, Catalog, Quota
@@ -19,7 +20,8 @@ from trainshed.model.training.spec import ResourceType
 from trainshed.store.database import Database
 from trainshed.store.records import Allocation
 
-KEY = "ray:10.0.0.1:6379"
+FIRST = "10.0.0.1:6379"
+KEY = f"ray:{FIRST}"
 
 
 def far_catalog(reserved: int = 2, **quotas: int) -> Catalog:
@@ -45,29 +47,44 @@ class ClusterDeployment(WithScripts, GangDeployment):
         self.clouds: dict[str, RemoteWorld] = dict(options.pop("clouds", {}))
         self.gpus = options.pop("gpus", 2)
         self.course = options.pop("course", Script(run_seconds=60.0, files={"outputs/model.bin": b"weights"}))
-        self.connected = True
+        self.connected = self.provider = True
+        self.fars: dict[str, FakeRemoteEngine] = {}
+        """The engine of every cluster that was opened, by its address."""
         options.setdefault("catalog_", far_catalog())
         options["nodes"] = (fleet(1, name="n1"),)
         super().__init__(database, root, open_engine=self._open, **options)
 
     def boot(self) -> None:
         self.script_options = {
-            "ray": True,
+            "ray": self.provider,
             "read_catalog": lambda _connection: (self.revision, self.catalog),
         }
         super().boot()
 
-    def _open(self, _cluster: Any) -> FakeRemoteEngine:
+    def _open(self, cluster: Any) -> FakeRemoteEngine:
         if not self.connected:
             raise EngineError("ENGINE_UNREACHABLE", "no route", retryable=True)
-        before = getattr(self, "far", None)
-        self.far = FakeRemoteEngine(
-            self.root / "far", nodes=[fleet(self.gpus, name="far1")], default=self.course
-        )
-        self.far.world = self.world
+        address = cluster.address
+        before = self.fars.get(address)
+        place = self.root / ("far" if address == FIRST else f"far-{address.partition(':')[0]}")
+        name = "far1" if address == FIRST else "other1"
+        made = FakeRemoteEngine(place, nodes=[fleet(self.gpus, name=name)], default=self.course)
+        if address == FIRST:
+            made.world = self.world
+        else:
+            made.world = before.world if before is not None else World(now=self.now())
         if before is not None:  # what lies on the nodes outlives a server
-            self.far.launched, self.far.asked = before.launched, before.asked
-        return self.far
+            made.launched, made.asked = before.launched, before.asked
+        self.fars[address] = made
+        if address == FIRST:
+            self.far = made
+        return made
+
+    def pass_time(self, seconds: float) -> None:
+        super().pass_time(seconds)
+        for engine in self.fars.values():
+            if engine.world is not self.world:
+                engine.advance(seconds)
 
     def held_there(self) -> Sequence[Allocation]:
         """What holds nodes of the cluster."""

@@ -17,8 +17,6 @@ MAX_ATTEMPTS = 6
 MAX_PLACEMENTS = 30
 QUEUE_SECONDS = 6 * 3600.0
 """How long a Job waits for a place."""
-PROVISION_SECONDS = 1800.0
-"""From the submission to the start."""
 UNREACHABLE_NOTE_SECONDS, UNREACHABLE_LOST_SECONDS = 1800.0, 3 * 3600.0
 """How long a provider may not answer before it is told, and before its run counts as lost."""
 STALLED_SECONDS = 900.0

@@ -17,6 +17,7 @@ from trainshed.control.training.gangs import Gangs
 from trainshed.control.training.guests import claim_text, guest_class
 from trainshed.control.training.sites import Site
 from trainshed.engines.contract import Engine, EngineError
+from trainshed.engines.providers.contract import RemoteNotFound
 from trainshed.engines.providers.engine_runs import Room
 from trainshed.engines.providers.ray import RayProvider
 from trainshed.model.resources import Node
@@ -145,7 +146,7 @@ class Clusters:
         self._work = work
         self._grace = grace_seconds
         self._gangs: Gangs | None = None
-        self._there: tuple[tuple[Node, ...], bool] | None = None
+        self._there: tuple[tuple[Node, ...], bool] = (), False
 
     def connect(self, gangs: Gangs) -> None:
         """Have the engines that training tasks have."""
@@ -153,13 +154,14 @@ class Clusters:
 
     def provider(self) -> RayProvider:
         """The cluster as a place for packed projects."""
-        return RayProvider(self._work.ray_cluster, self.engine, self.room, self.nodes)
+        return RayProvider(self._work.ray_cluster, self.engine, self.room, self.nodes, self.engine_of)
 
     def changed(self) -> bool:
         """Whether it has other nodes than when this was asked last, or came, or went."""
         if self._gangs is None or not self._work.ray:
             return False
-        there = tuple(self.nodes()), self.engine() is not None
+        site = self._site()
+        there = tuple(self.nodes()), site is not None and site.answers
         before, self._there = self._there, there
         return before != there
 
@@ -168,20 +170,30 @@ class Clusters:
         site = self._site()
         return None if site is None else site.engine
 
+    def engine_of(self, attempt_id: str) -> Engine | None:
+        """The engine that has an Attempt, whatever the catalogue says by now, where it is connected."""
+        with self._database.read() as connection:
+            held = allocation_of(connection, attempt_id)
+        site = self._site() if held is None else self._site_of(held)
+        return None if site is None else site.engine
+
     def nodes(self) -> Sequence[Node]:
         """The nodes of its pools."""
         return () if self._gangs is None else self._gangs.nodes_for_guests(self._work.ray_cluster)
 
     def room(self, attempt_id: str) -> Room:
-        """What an Attempt was given there. Raises `EngineError`."""
-        site = self._site()
-        if site is None:
-            raise EngineError("ENGINE_UNREACHABLE", "the cluster is not connected", retryable=True)
+        """What an Attempt was given there. Raises `EngineError`, and `RemoteNotFound` where that is gone."""
         with self._database.read() as connection:
             held = allocation_of(connection, attempt_id)
         if held is None:
             raise EngineError("LAUNCH_INVALID", f"{attempt_id} holds nothing on a cluster", retryable=False)
-        return room_of(held, site.nodes, self._grace, pinned=True)
+        site = self._site_of(held)
+        if site is None or not site.answers:
+            raise EngineError("ENGINE_UNREACHABLE", "the cluster does not answer", retryable=True)
+        found = room_of(held, site.nodes, self._grace, pinned=True)
+        if len(found.gpus) < held.gpus or all(node.name != held.node for node in site.nodes):
+            raise RemoteNotFound(f"what it was given on node {held.node} is not there any more")
+        return found
 
     def lost_its_claim(self, look: Look) -> bool:
         """Whether one that waits for the cluster cannot be placed there by the catalogue that counts now."""
@@ -192,6 +204,9 @@ class Clusters:
             _, catalog = read(connection)
         cluster = cluster_of(catalog, self._work.ray_cluster)
         return cluster is None or claim_of_script(look.trial, look.script, cluster, catalog) is None
+
+    def _site_of(self, held: Allocation) -> Site | None:
+        return None if self._gangs is None else self._gangs.site_at(held.engine)
 
     def _site(self) -> Site | None:
         return None if self._gangs is None else self._gangs.site_of(self._work.ray_cluster)

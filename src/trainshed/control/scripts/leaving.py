@@ -158,9 +158,9 @@ class Leaver:
 
     def _ask(self, look: Look, attempt: ScriptAttempt, because: str) -> ScriptEvent:
         """Ask for a checkpoint, and note it; the note says also where nobody could be asked."""
-        provider, run = self._ground.providers[attempt.provider], run_of(attempt)
+        provider, run = self._ground.providers.get(attempt.provider), run_of(attempt)
         told = False
-        if run is not None:
+        if run is not None and provider is not None:
             try:
                 told = provider.request_checkpoint(run)
             except ProviderError as error:

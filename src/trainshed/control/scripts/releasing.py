@@ -44,9 +44,7 @@ class Releaser:
             self._background.start(allocation.id, partial(self._release, allocation))
 
     def _is_elsewhere(self, allocation: Allocation) -> bool:
-        here = allocation.parts is not None or allocation.engine == self._ground.home
-        # On a cluster it is the cluster's engine that is named, as of all that holds its nodes.
-        return not here and allocation.engine.partition(":")[0] in self._ground.providers
+        return allocation.parts is None and allocation.engine != self._ground.home
 
     def _release(self, allocation: Allocation) -> bool:
         with self._ground.database.read() as connection:
@@ -56,14 +54,18 @@ class Releaser:
         if attempt is None:
             result = Release(confirmed=True, checks={"run": "never asked for"})
         else:
-            result = self._look(self._ground.providers[attempt.provider], attempt)
+            result = self._look(attempt)
         if result.confirmed:
             self._ground.content.release(allocation.attempt_id)
         reach(Point.SCRIPT_RELEASE_AFTER_PROVIDER)
         self._finisher.store_releases([Released(allocation, result)])
         return result.confirmed
 
-    def _look(self, provider: Provider, attempt: ScriptAttempt) -> Release:
+    def _look(self, attempt: ScriptAttempt) -> Release:
+        provider = self._ground.providers.get(attempt.provider)
+        if provider is None:
+            said = f"this server has no provider {attempt.provider} any more"
+            return Release(confirmed=False, checks={"provider": said})
         try:
             run = run_of(attempt)
             if run is None and provider.capabilities().lookup_by_key:

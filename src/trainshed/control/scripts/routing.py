@@ -14,8 +14,9 @@ from trainshed.control.training.placing import ReadCatalog
 from trainshed.engines.providers.contract import Capabilities, GpuOffer
 from trainshed.engines.providers.facts import all_facts
 from trainshed.model.errors import FaultList
+from trainshed.model.gpus import matching_models
 from trainshed.model.scripts.spec import ScriptSpec
-from trainshed.model.training.claims import claim_of, cluster_of
+from trainshed.model.training.claims import claim_of, cluster_of, models_of
 from trainshed.policy import approval
 from trainshed.policy.approval import Question, Rule, Verdict
 from trainshed.policy.routing import Decision, Offer, Outcome, ProviderView, Quota, Weights, decide
@@ -153,10 +154,16 @@ class RoutePlanner:
             )
             return replace(view, health=Health.UNAVAILABLE, message=said)
         offers = tuple(o for o in view.offers if claim_of(catalog, cluster, project, o.type) is not None)
-        if not offers and claim_of(catalog, cluster, project, None) is None:
+        seen = [offer.type for offer in offers]
+        away = tuple(m for m in models_of(catalog, cluster, project) if not matching_models(m, seen))
+        said = ""
+        if not offers and away:
+            said = f"no node of cluster {cluster} shows a GPU that this project may use"
+        elif not offers and claim_of(catalog, cluster, project, None) is None:
             said = f"this project has no quota of its own on cluster {cluster}"
-            return replace(view, health=Health.UNAVAILABLE, message=said)
-        return replace(view, offers=offers)
+        if said and view.health in {Health.OK, Health.UNKNOWN}:
+            view = replace(view, health=Health.UNAVAILABLE, message=said)
+        return replace(view, offers=offers, away=away)
 
     def _view(
         self,

@@ -37,7 +37,7 @@ from trainshed.control.scripts.routing import RoutePlanner
 from trainshed.control.scripts.watching import Watcher, log_folder
 from trainshed.control.training.gangs import Gangs
 from trainshed.engines.contract import Engine, EngineError
-from trainshed.engines.providers.contract import Provider
+from trainshed.engines.providers.contract import Capabilities, Provider
 from trainshed.engines.providers.engine_runs import Room
 from trainshed.engines.providers.local import LocalProvider
 from trainshed.jobkit import tree as folders
@@ -49,7 +49,6 @@ from trainshed.model.states import ACTIVE, TERMINAL, State
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.migration import (
     CONSEQUENCES,
-    PROVISION_SECONDS,
     QUEUE_SECONDS,
     STALLED_SECONDS,
     Consequence,
@@ -413,8 +412,8 @@ class Scripts:
         if written is None:
             with self._guard:
                 last = self._fetched_at.setdefault(attempt.attempt_id, attempt.started_at or look.now)
-            able = self._ground.providers[attempt.provider].capabilities()
-            if look.now - last < able.fetch_interval_s:
+            provider = self._ground.providers.get(attempt.provider)
+            if provider is None or look.now - last < provider.capabilities().fetch_interval_s:
                 return
             with self._guard:
                 self._fetched_at[attempt.attempt_id] = look.now
@@ -449,10 +448,10 @@ class Scripts:
         if live is None or live.state not in LIVE_ATTEMPTS:
             return look.now + _ASK_AGAIN_SECONDS
         provider = self._ground.providers.get(live.provider)
-        poll = look.now + (provider.capabilities().poll_interval_s if provider else _ASK_AGAIN_SECONDS)
-        moments = [poll]
+        able = provider.capabilities() if provider else Capabilities(poll_interval_s=_ASK_AGAIN_SECONDS)
+        moments = [look.now + able.poll_interval_s]
         if state is State.PREPARING and live.submitted_at is not None:
-            moments.append(live.submitted_at + PROVISION_SECONDS + 1)
+            moments.append(live.submitted_at + able.provision_s + 1)
         if state is State.CHECKPOINTING:
             moments.append(look.now + STALLED_SECONDS)
         if (leaves := self._leaver.due(look, live)) is not None and leaves > look.now:

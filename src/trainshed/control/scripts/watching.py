@@ -29,6 +29,7 @@ from trainshed.engines.providers.contract import (
     RemoteNotFound,
     Run,
     Status,
+    Unavailable,
 )
 from trainshed.engines.providers.framelog import LineLog
 from trainshed.model.scripts.spec import OWN_ENGINES
@@ -37,7 +38,6 @@ from trainshed.model.states import State
 from trainshed.policy.migration import (
     CONSEQUENCES,
     ENVIRONMENT_FAILED,
-    PROVISION_SECONDS,
     STALLED_SECONDS,
     UNREACHABLE_LOST_SECONDS,
     UNREACHABLE_NOTE_SECONDS,
@@ -57,6 +57,8 @@ _MOST_CHUNKS = 50
 _RUNNING = frozenset({State.RUNNING, State.CHECKPOINTING})
 _SLEEP_FACTOR = 3.0
 """A pause between two looks that is so much longer than it should be was a sleep of this machine (k.5)."""
+_LOOK_SECONDS = 10.0
+"""Between two looks for a provider that is not there."""
 _DRIVER_SHARE = 0.9
 """A driver shows somewhat less than what a card is sold with."""
 
@@ -109,14 +111,18 @@ class Watcher:
         Of one that has ended, the Attempt says so afterwards; its Job is left to whoever ends it.
         """
         provider, run = self._ground.providers.get(attempt.provider), run_of(attempt)
-        if provider is None or run is None:
+        if run is None:
+            return False
+        if provider is None:
+            gone = Unavailable(f"this server has no provider {attempt.provider} any more")
+            self._unreachable(look, attempt, _LOOK_SECONDS, gone)
             return False
         try:
             seen = self._look(provider, run, attempt, masker(self._ground, look, attempt.provider))
         except RemoteNotFound as error:
             seen = _Seen(Status(Phase.LOST, message=error.message), (), Cursor.of(attempt.cursor), more=False)
         except ProviderError as error:
-            self._unreachable(look, attempt, provider, error)
+            self._unreachable(look, attempt, provider.capabilities().poll_interval_s, error)
             return False
         with self._guard:
             self._tried[attempt.attempt_id] = self._ground.clock()
@@ -325,8 +331,8 @@ class Watcher:
 
     def _too_long(self, look: Look, attempt: ScriptAttempt, provider: Provider, run: Run) -> bool:
         """One that does not begin is given up; it is cancelled, and met again it is cancelled again."""
-        since = attempt.submitted_at
-        if since is None or look.now - since <= PROVISION_SECONDS or look.trial.state is not State.PREPARING:
+        since, allowed = attempt.submitted_at, provider.capabilities().provision_s
+        if since is None or look.now - since <= allowed or look.trial.state is not State.PREPARING:
             return False
         try:
             provider.cancel(run)
@@ -336,16 +342,17 @@ class Watcher:
             look,
             attempt,
             Consequence(Reason.PROVISION_TIMEOUT, cools_down=True),
-            f"it did not begin within {PROVISION_SECONDS / 60:g} minutes",
+            f"it did not begin within {allowed / 60:g} minutes",
             state=AttemptState.ABANDONED,
         )
         return True
 
-    def _unreachable(
-        self, look: Look, attempt: ScriptAttempt, provider: Provider, error: ProviderError
-    ) -> None:
-        """Count how long nobody answers, while this process runs and the machine is awake (k.5)."""
-        now, usual = self._ground.clock(), provider.capabilities().poll_interval_s
+    def _unreachable(self, look: Look, attempt: ScriptAttempt, usual: float, error: ProviderError) -> None:
+        """Count how long nobody answers, while this process runs and the machine is awake (k.5).
+
+        ``usual``: the seconds between two looks.
+        """
+        now = self._ground.clock()
         with self._guard:
             last = self._tried.get(attempt.attempt_id)
             self._tried[attempt.attempt_id] = now

@@ -187,17 +187,14 @@ class Gangs:
         cluster = cluster_of(self._placer.catalog, named)
         return None if cluster is None else self._sites.of_cluster(cluster)
 
+    def site_at(self, key: str) -> Site | None:
+        """The site that rows call ``key``, where it is connected."""
+        return self._sites.of(key)
+
     def nodes_for_guests(self, named: str | None) -> Sequence[Node]:
-        """The nodes of the pools of that cluster, as far as nothing of them is cordoned."""
+        """The nodes of the pools of that cluster; what is cordoned of them will be opened again."""
         site = self.site_of(named)
-        if site is None:
-            return ()
-        closed = cordoned_nodes(site, self._placer.cordons)
-        return [
-            place.node
-            for place in places_of(site, self._placer.catalog, self._placer.cordons)
-            if place.node.name not in closed
-        ]
+        return () if site is None else [place.node for place in places_of(site, self._placer.catalog, ())]
 
     def why_waits(self, trial_id: str) -> str | None:
         """Why a packed project waits for its cluster, in a sentence (P10)."""

@@ -118,10 +118,12 @@ class GuestBook:
         self._grace = grace_seconds
         self._tasks: dict[str, tuple[str, Waiting]] = {}
         """Those that stand in a queue, with the site."""
+        self._stranded: dict[str, str] = {}
+        """Those whose cluster is not connected, with the cluster."""
 
     def forget(self) -> None:
         """The next `follow` begins anew, with empty queues and clusters."""
-        self.held, self._tasks = {}, {}
+        self.held, self._tasks, self._stranded = {}, {}, {}
 
     def any(self, connection: Connection, catalog: Catalog) -> bool:
         """Whether one waits or holds something."""
@@ -137,9 +139,13 @@ class GuestBook:
         waiting = {one.id: (cluster, one) for cluster, one in self.guests.waiting(connection, catalog)}
         for trial_id in self._tasks.keys() - waiting.keys():
             self._leave(trial_id)
+        self._stranded = {}
         for trial_id, (cluster, one) in waiting.items():
             site = self._sites.of_cluster(cluster)
             yard = None if site is None else self._yards.get(site.key)
+            if yard is None:
+                self._leave(trial_id)
+                self._stranded[trial_id] = cluster
             if yard is None or self._tasks.get(trial_id) == (yard.site.key, one):
                 continue
             self._leave(trial_id)
@@ -176,10 +182,14 @@ class GuestBook:
 
     def why_waits(self, trial_id: str) -> str | None:
         """Why one was not placed by the newest pass, in a sentence (P10)."""
+        if (cluster := self._stranded.get(trial_id)) is not None:
+            return f"waits for cluster {cluster}, which is not connected"
         key, waiting = self._tasks.get(trial_id, ("", None))
         yard = self._yards.get(key)
         if waiting is None or yard is None or yard.decision is None:
             return None
+        if not yard.site.answers:
+            return "waits for its cluster, which does not answer"
         # Who comes first may be nobody's business who sees this Job (C5).
         blocked, _ = sentence(waiting.key, replace(yard.decision.reason(waiting), behind=None))
         return blocked

@@ -71,14 +71,15 @@ class Sites:
     def refresh(self, catalog: Catalog) -> bool:
         """Follow the catalogue: connect to what is new, keep what still holds something. Whether any came."""
         before = set(self._by_key)
-        self._of_cluster = {}
-        for site in self._by_key.values():
-            site.clusters = set()
+        found: dict[str, Site] = {}
         for cluster in catalog.clusters:
             there = self._site_of(cluster)
             if there is not None:
-                there.clusters.add(cluster.id)
-                self._of_cluster[cluster.id] = there
+                found[cluster.id] = there
+        # At once, because others look at it as well.
+        self._of_cluster = found
+        for site in self._by_key.values():
+            site.clusters = {cluster for cluster, there in found.items() if there is site}
         return set(self._by_key) != before
 
     def _site_of(self, cluster: Cluster) -> Site | None:
@@ -94,7 +95,8 @@ class Sites:
         engine = self._opened.pop(key, None)
         if engine is None:
             return None
-        site = self._by_key[key] = Site(key, engine)
+        # Until its nodes were read nothing is known of them.
+        site = self._by_key[key] = Site(key, engine, answers=False)
         return site
 
     def _connect(self, key: str, cluster: Cluster, open_engine: OpenEngine) -> bool:

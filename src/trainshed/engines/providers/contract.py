@@ -128,6 +128,8 @@ class Capabilities:
     poll_interval_s: float = 5.0
     fetch_interval_s: float = 300.0
     """How often checkpoints are brought here while a run goes on."""
+    provision_s: float = 1800.0
+    """After so long a run that did not begin is given up."""
     data: bool = True
     cluster: str | None = None
     """Of a cluster of the catalogue: its id; empty: the only one that there is. Places there are given by

@@ -36,6 +36,7 @@ CAPABILITIES = Capabilities(
     max_concurrency=None,
     poll_interval_s=2.0,
     fetch_interval_s=10.0,
+    provision_s=4500.0,  # the engine itself gives up before that, with its own reason
     cluster="",
 )
 _OUTPUTS, _STORE, _CHECKPOINTS = "outputs", "checkpoint_store", "checkpoints"
@@ -59,7 +60,8 @@ class RayProvider(EngineRuns):
     """Runs packed projects on a cluster.
 
     ``engine`` answers the cluster's engine, or ``None`` where it is not connected; ``room`` what an Attempt
-    was given; ``nodes`` the nodes of its pools.
+    was given; ``nodes`` the nodes of its pools; ``engine_of`` the engine that an Attempt was given to, which
+    may be another one where the catalogue has changed.
     """
 
     name = RAY
@@ -72,16 +74,26 @@ class RayProvider(EngineRuns):
         engine: Callable[[], Engine | None],
         room: Callable[[str], Room],
         nodes: Callable[[], Iterable[Node]],
+        engine_of: Callable[[str], Engine | None] | None = None,
     ) -> None:
         self._cluster = cluster
         self._engine = engine
         self._room = room
         self._nodes = nodes
+        self._engine_of = engine_of
 
     def engine(self) -> Engine:
         found = self._engine()
         if found is None:
             raise Unavailable(f"{self._named()} is not connected")
+        return found
+
+    def engine_of(self, run: Run) -> Engine:
+        if self._engine_of is None:
+            return self.engine()
+        found = self._engine_of(run.ref)
+        if found is None:
+            raise Unavailable("the Ray cluster that it was given to is not connected")
         return found
 
     def _named(self) -> str:
@@ -97,13 +109,19 @@ class RayProvider(EngineRuns):
         return offers_of_nodes(self._nodes())
 
     def healthcheck(self) -> Health:
-        if self._engine() is None:
+        found = self._engine()
+        if found is None:
             return Health(
                 ok=False,
                 code="provider_unavailable",
                 message=f"{self._named()} is not connected.",
                 hint="Declare it in the catalogue (`trainshed catalog apply`) and see that it runs.",
             )
+        try:
+            found.nodes()
+        except EngineError as error:
+            said = f"{self._named()} does not answer: {error.message}."
+            return Health(ok=False, code="provider_unavailable", message=said)
         return Health(ok=True)
 
     def fetch(self, run: Run, into: Path) -> Fetched:
@@ -116,7 +134,7 @@ class RayProvider(EngineRuns):
 
     def _pull(self, run: Run, into: Path, names: Sequence[str]) -> Fetched:
         """By way of a copy of its own, which tells what is new and what is gone; links cost nothing."""
-        engine, copy = self._remote(), into / _COPY
+        engine, copy = self._remote(run), into / _COPY
         try:
             copy.mkdir(mode=0o700, exist_ok=True)
             before = set(_files(copy))
@@ -136,12 +154,12 @@ class RayProvider(EngineRuns):
 
     def request_checkpoint(self, run: Run) -> bool:
         try:
-            return self._remote().ask(run.ref, ASKED)
+            return self._remote(run).ask(run.ref, ASKED)
         except EngineError:
             return False
 
-    def _remote(self) -> Remote:
-        found = self.engine()
+    def _remote(self, run: Run) -> Remote:
+        found = self.engine_of(run)
         if not isinstance(found, Remote):
             raise Unavailable(f"the engine of {self._named()} cannot copy files")
         return found

@@ -58,6 +58,17 @@ def claim_of(catalog: Catalog, cluster: str, project: str, gpu: str | None) -> C
     return None
 
 
+def models_of(catalog: Catalog, cluster: str, project: str) -> tuple[str, ...]:
+    """The GPUs that a project's Jobs may have on a cluster, as the catalogue calls them, sorted."""
+    declared = {
+        spec.gpu_model
+        for pool in catalog.pools_of(cluster)
+        for spec in map(catalog.spec, pool.specs)
+        if spec is not None and spec.gpus == 1 and spec.gpu_model
+    }
+    return tuple(sorted(m for m in declared if claim_of(catalog, cluster, project, m) is not None))
+
+
 def _specs(catalog: Catalog, pool: Pool, gpu: str | None) -> Iterator[InstanceSpec]:
     for name in pool.specs:
         spec = catalog.spec(name)

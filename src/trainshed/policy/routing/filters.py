@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
+from trainshed.model.gpus import matching_models
 from trainshed.policy.migration import quota_ends_first
 from trainshed.policy.routing.snapshot import Health, Need, Offer, ProviderView, Quota, Rejection
 
@@ -99,15 +100,24 @@ def _nearly_used_up(need: Need, view: ProviderView, quota: Quota, now: float) ->
     return Rejection(view.name, "quota_exhausted", said, until)
 
 
-def _no_such_gpu(need: Need, view: ProviderView, _now: float) -> Rejection | None:
+def _no_such_gpu(need: Need, view: ProviderView, now: float) -> Rejection | None:
     if need.gpu is None or any(_is_type(need, each) for each in view.offers):
         return None
+    if any(_plain(need.gpu) == _plain(each) or matching_models(each, [need.gpu]) for each in view.away):
+        return _away(view, need.gpu, now)
     return Rejection(view.name, "gpu_not_offered", f"it offers no {need.gpu}, only {_listed(view.offers)}")
 
 
-def _too_little_memory(need: Need, view: ProviderView, _now: float) -> Rejection | None:
+def _away(view: ProviderView, what: str, now: float) -> Rejection:
+    why = "" if view.health is Health.OK or not view.message else f": {view.message}"
+    return Rejection(view.name, "gpu_away", f"it shows no {what} now{why}", now + RECHECK_SECONDS)
+
+
+def _too_little_memory(need: Need, view: ProviderView, now: float) -> Rejection | None:
     if need.vram_gb is None or fitting(need, view.offers) is not None:
         return None
+    if view.away and need.gpu is None:
+        return _away(view, f"GPU with {need.vram_gb:g} GB", now)
     most = max((each.vram_gb for each in view.offers if _is_type(need, each)), default=None)
     if most is None:
         return Rejection(view.name, "vram_too_small", f"it has no GPU, {need.vram_gb:g} GB are needed")

@@ -63,6 +63,8 @@ class ProviderView:
     message: str = ""
     """Of its last check: why it cannot be used, or what to do about it."""
     offers: tuple[Offer, ...] = ()
+    away: tuple[str, ...] = ()
+    """GPUs that it is said to have and that it does not show now."""
     cooldown_until: float | None = None
     exhausted_until: float | None = None
     """Its quota is used up until then."""

@@ -1,0 +1,250 @@
+"""Packed projects on Ray clusters where something changes or fails while they wait or run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from support.clusters import ClusterDeployment, far_catalog
+from support.deployment import Crash, crashing_at
+from trainshed.control.crashpoints import Point
+from trainshed.engines.contract import EngineError
+from trainshed.engines.fake import Script
+from trainshed.model.scripts.spec import RAY
+from trainshed.model.states import AllocationState, State
+from trainshed.model.training.catalog import Cluster, Engine
+from trainshed.store import gangs
+from trainshed.store.database import Database
+
+FOREVER = Script(run_seconds=None)
+ELSEWHERE = "10.0.0.2:6379"
+
+
+@pytest.fixture
+def ray(database: Database, tmp_path) -> Iterator[Callable[..., ClusterDeployment]]:
+    """Makes a deployment whose only place for packed projects is a cluster with one node of two GPUs."""
+    made: list[ClusterDeployment] = []
+
+    def make(**options: object) -> ClusterDeployment:
+        deployment = ClusterDeployment(database, tmp_path / "site", **options)
+        made.append(deployment)
+        return deployment
+
+    yield make
+    for deployment in made:
+        deployment.close()
+
+
+def moved():
+    """The catalogue whose cluster is at another address."""
+    known = far_catalog()
+    far = Cluster("far", "local", Engine.RAY, ELSEWHERE)
+    return replace(known, clusters=(known.clusters[0], far))
+
+
+def without_far():
+    known = far_catalog()
+    return replace(known, clusters=known.clusters[:1], pools=known.pools[:1], quotas=known.quotas[:1])
+
+
+def with_second():
+    known = far_catalog()
+    other = Cluster("other", "local", Engine.RAY, ELSEWHERE)
+    return replace(known, clusters=(*known.clusters, other))
+
+
+CHANGES = {"moved": moved, "gone": without_far, "not the only one": with_second}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_P5_what_runs_stays_with_the_cluster_that_it_runs_on_whatever_the_catalogue_becomes(ray, change):
+    d = ray()
+    job = d.pack()
+    d.until(job, "running")
+    d.change_catalog(CHANGES[change]())
+    d.step()
+    d.pass_time(5.0)
+    d.step()
+    assert d.tale(job).word == "running"
+    tale = d.rest(job)
+    assert (tale.word, len(tale.attempts)) == ("done", 1)
+    assert d.outputs(job) == {"outputs/model.bin": b"weights"}
+    assert d.held_there() == []
+    assert not d.far.live()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_P6_a_stop_reaches_the_cluster_where_it_runs(ray, change):
+    d = ray(course=FOREVER)
+    job = d.pack()
+    d.until(job, "running")
+    d.change_catalog(CHANGES[change]())
+    d.step()
+    d.cancel(job)
+    assert d.rest(job).word == "cancelled"
+    assert not d.far.live()
+
+
+def test_P6_where_nobody_can_ask_the_cluster_any_more_nothing_counts_as_released(ray):
+    d = ray(course=FOREVER)
+    job = d.pack()
+    d.until(job, "running")
+    d.catalog = moved()
+    d.revision += 1
+    d.boot()
+    d.cancel(job)
+    d.run_until(lambda: d.held_there()[0].state is AllocationState.LEAKED, pause=30.0)
+    assert d.tale(job).word == "cancelled"
+    d.change_catalog(far_catalog())
+    d.run_until(lambda: not d.held_there(), pause=30.0)
+
+
+@pytest.mark.parametrize("unknown", [True, False], ids=["no nodes yet", "does not answer"])
+def test_it_never_starts_without_the_gpu_that_it_holds(ray, monkeypatch, unknown):
+    d = ray(gpus=1)
+    job = d.pack(gpu="H100")
+    with crashing_at(Point.GANG_PLACE_AFTER_COMMIT), pytest.raises(Crash):
+        d.rest(job)
+    opened = d._open
+
+    def open_blind(cluster):
+        engine = opened(cluster)
+        if unknown:
+            monkeypatch.setattr(engine, "nodes", lambda: ())
+        else:
+            monkeypatch.setattr(engine, "nodes", fails)
+        return engine
+
+    def fails():
+        raise EngineError("ENGINE_UNREACHABLE", "no answer", retryable=True)
+
+    monkeypatch.setattr(d, "_open", open_blind)
+    d.options["training"] = replace(d.options["training"], open_engine=open_blind)
+    d.boot()
+    for _ in range(5):
+        d.pass_time(10.0)
+        d.step()
+    assert d.far.launched == {}
+    monkeypatch.undo()
+    tale = d.rest(job)
+    assert tale.word == "done"
+    assert all(len(launch.gpus) == 1 for launch in d.far.launched.values())
+
+
+def cordon(d, node, gpu=None):
+    d.database.write(
+        lambda c: gangs.cordon(
+            c, cluster="far", node=node, gpu=gpu, reason="hw", trial_id=None, at=d.now(), by="ann"
+        )
+    )
+
+
+@pytest.mark.parametrize("gpu", [None, 0])
+def test_a_cordoned_node_is_waited_for(ray, gpu):
+    d = ray(gpus=1)
+    d.step()
+    cordon(d, "far1", gpu)
+    d.step()
+    d.pass_time(1000.0)
+    d.step()
+    job = d.pack(gpu="H100")
+    d.step()
+    d.pass_time(100.0)
+    d.step()
+    tale = d.tale(job)
+    assert tale.look.trial.state is State.QUEUED, tale.look.script.message
+    d.database.write(
+        lambda c: [gangs.clear_cordon(c, each.id, at=d.now(), by="ann") for each in gangs.standing_cordons(c)]
+    )
+    assert d.rest(job, pause=30.0).word == "done"
+
+
+@pytest.mark.parametrize("how", ["gone", "silent"])
+def test_a_node_that_went_away_is_waited_for(ray, monkeypatch, how):
+    d = ray(gpus=1, course=FOREVER)
+    first = d.pack(gpu="H100")
+    d.until(first, "running")
+
+    def nodes():
+        if how == "silent":
+            raise EngineError("ENGINE_UNREACHABLE", "no answer", retryable=True)
+        return ()
+
+    monkeypatch.setattr(d.far, "nodes", nodes)
+    if how == "gone":
+        d.far.lose(d.tale(first).attempts[-1].attempt_id)
+    for _ in range(30):
+        d.pass_time(60.0)
+        d.step()
+    second = d.pack(gpu="H100")
+    for _ in range(10):
+        d.pass_time(30.0)
+        d.step()
+    monkeypatch.undo()
+    assert d.tale(second).look.trial.state is State.QUEUED
+    d.cancel(second)
+    d.until(first, "running", pause=30.0)
+
+
+def test_P10_one_that_waits_for_a_cluster_that_is_not_connected_says_so(ray):
+    d = ray(gpus=1, course=FOREVER)
+    first, second = d.pack(), d.pack()
+    d.until(first, "running")
+    d.step()
+    assert d.tale(second).look.script.provider == RAY
+    d.connected = False
+    d.boot()
+    for _ in range(10):
+        d.pass_time(30.0)
+        d.step()
+    tale = d.tale(second)
+    assert "not connected" in (tale.look.script.message or ""), tale.look.script.message
+    assert d.tale(first).word == "running"
+    d.connected = True
+    d.cancel(first)
+    d.until(second, "running", pause=30.0)
+
+
+def test_a_first_start_without_the_cluster_waits_for_it(ray):
+    d = ray()
+    d.connected = False
+    d.boot()
+    job = d.pack(gpu="H100")
+    d.step()
+    d.pass_time(5.0)
+    d.step()
+    assert d.tale(job).look.trial.state is State.QUEUED, d.tale(job).look.script.message
+    d.connected = True
+    assert d.rest(job, pause=30.0).word == "done"
+
+
+def test_P6_where_the_provider_is_switched_off_its_runs_count_as_lost_in_the_end_and_hold_what_they_have(ray):
+    d = ray(course=FOREVER, catalog_=far_catalog(2, ondemand=10))
+    job = d.pack()
+    d.until(job, "running")
+    d.provider = False
+    d.boot()
+    d.controller._swept = float("-inf")
+    d.step()
+    assert d.far.live(), "a sweep ends nothing that a row knows"
+    d.run_until(lambda: len(d.tale(job).attempts) and d.tale(job).word != "running", pause=60.0)
+    tale = d.tale(job)
+    assert tale.attempts[0].state == "abandoned"
+    assert "no provider ray any more" in " ".join(each.message for each in tale.events)
+    d.run_until(lambda: d.held_there()[0].state is AllocationState.LEAKED, pause=60.0)
+    small, task = d.far_task(), d.far_task()
+    d.until_running(small)
+    assert d.trial(task).state is State.QUEUED, "one of the GPUs is not proven free"
+    d.cancel(job)
+    d.provider = True
+    d.boot()
+    d.run_until(lambda: d.trial(task).state is State.RUNNING, pause=60.0)
+
+
+def test_one_whose_data_takes_long_to_its_node_is_not_given_up_before_the_engine_does(ray):
+    d = ray(course=Script(start_after=3500.0, run_seconds=60.0))
+    job = d.pack()
+    tale = d.rest(job, pause=60.0)
+    assert (tale.word, len(tale.attempts)) == ("done", 1)
