@@ -129,18 +129,26 @@ def test_the_interpreter_may_be_that_of_a_projects_own_environment(harness, tmp_
         ({"pythn": "python3"}, "there is no option pythn"),
         ({"python": "bin/python"}, "no whole path"),
         ({"python": 3}, "no name of a program"),
-        ({"python": "-m"}, None),
+        ({"python": "-m"}, "no program on this machine"),
+        ({"python": "/no/venv/bin/python"}, "no program on this machine"),
+        ({"python": "/etc/passwd"}, "no program on this machine"),
     ],
 )
 def test_options_that_mean_nothing_are_refused_for_good(harness, options, said):
     submission = replace(harness.submission("gpu-odd-1", Program()), options=options)
-    if said is None:
-        run = harness.provider.submit(submission)
-        assert harness.ended(run) is Phase.LOST, "there is no such program"
-        return
     with pytest.raises(InvalidJob, match=said):
         harness.provider.submit(submission)
     assert harness.runs() == 0
+
+
+def test_a_run_that_was_begun_keeps_its_answer_when_its_interpreter_goes(harness, tmp_path):
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    submission = replace(harness.submission("gpu-own-2", Program()), options={"python": str(python)})
+    run = harness.provider.submit(submission)
+    assert harness.ended(run) is Phase.SUCCEEDED
+    python.unlink()
+    assert harness.provider.submit(submission) == run
 
 
 # Lines out of frames

@@ -113,6 +113,10 @@ RELATIVE = "write a path relative to the project"
         ("deps: ../r.txt\n", f"gpu.yaml:1: `deps` has `../r.txt`; {RELATIVE}, without `..`"),
         ("include: ~/.ssh\n", "gpu.yaml:1: `include` has `~/.ssh`, which begins with `~`;"),
         ("include: '**'\n", "gpu.yaml:1: `include` has `**`, which names everything; name what is missing"),
+        (
+            "provider_options: {local: {python: .venv/bin/python}}\n",
+            "gpu.yaml:1: `provider_options` names `.venv/bin/python` for `local`: an interpreter is",
+        ),
         ("a: &x 1\nb: *x\n", "gpu.yaml:1: the anchor `&x` is not taken; write each value out"),
     ],
 )

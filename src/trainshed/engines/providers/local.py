@@ -8,8 +8,16 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from trainshed.engines.contract import Engine
-from trainshed.engines.providers.contract import Capabilities, Fetched, GpuOffer, Run, Unavailable
+from trainshed.engines.contract import Engine, Phase
+from trainshed.engines.providers.contract import (
+    Capabilities,
+    Fetched,
+    GpuOffer,
+    InvalidJob,
+    Run,
+    Submission,
+    Unavailable,
+)
 from trainshed.engines.providers.engine_runs import ASKED, EngineRuns, Room, offers_of_nodes
 from trainshed.jobkit.walk import touch_below
 from trainshed.model.resources import Node
@@ -40,6 +48,22 @@ class LocalProvider(EngineRuns):
 
     def room(self, attempt_id: str) -> Room:
         return self._room(attempt_id)
+
+    def _python(self, submission: Submission) -> str:
+        """Also that it is there: a run whose interpreter is not would be tried again as if it were lost.
+
+        One that was begun keeps its answer, whatever became of the interpreter since.
+        """
+        named = super()._python(submission)
+        if "python" not in submission.options or shutil.which(named, path=submission.env.get("PATH")):
+            return named
+        run = submission.attempt_id
+        if self._engine.observe([run])[run].phase is Phase.ABSENT:
+            raise InvalidJob(
+                f"provider_options.{self.name}.python: {named!r} is no program on this machine "
+                "that the server may start"
+            )
+        return named
 
     def capabilities(self) -> Capabilities:
         return CAPABILITIES

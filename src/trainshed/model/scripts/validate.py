@@ -17,7 +17,14 @@ from typing import Any
 from trainshed.model.scripts.faults import shown
 from trainshed.model.scripts.include_patterns import include_fault
 from trainshed.model.scripts.secret_names import SECRET_NAME, refusal, reserved
-from trainshed.model.scripts.spec import MAX_HOURS, MAX_INCLUDES, MAX_NAME, MAX_SCRIPT, MAX_VRAM_GB
+from trainshed.model.scripts.spec import (
+    MAX_HOURS,
+    MAX_INCLUDES,
+    MAX_NAME,
+    MAX_SCRIPT,
+    MAX_VRAM_GB,
+    OWN_ENGINES,
+)
 
 MAX_WORDS, MAX_WORD_CHARS = 1000, 32_768
 MAX_ENV, MAX_ENV_CHARS = 256, 32_768
@@ -396,6 +403,14 @@ def provider_options(value: Any) -> Mapping[str, Mapping[str, object]]:
         raise ValueError(f"holds what JSON cannot say: {error}") from None
     if len(written) > MAX_OPTIONS_CHARS:
         raise ValueError(f"has more than {MAX_OPTIONS_CHARS} characters as JSON")
+    for provider_name in sorted(OWN_ENGINES & found.keys()):
+        python = found[provider_name].get("python")
+        # Where it would be relative to is another folder in the Job.
+        if isinstance(python, str) and "/" in python and not python.startswith("/"):
+            raise ValueError(
+                f"names `{shown(python, 80)}` for `{provider_name}`: an interpreter is the name of a program "
+                "(`python3.12`) or a whole path (`/home/ann/project/.venv/bin/python`)"
+            )
     return found
 
 
