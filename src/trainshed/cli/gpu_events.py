@@ -15,6 +15,7 @@ class Counted:
 
     def __init__(self) -> None:
         self._saves = 0
+        """The program's own: a copy that is kept is begun and ended like one, and is taken off again."""
         self._kept: Mapping[str, Any] | None = None
         self._last: Mapping[str, Any] | None = None
         self._begun: Mapping[str, Any] | None = None
@@ -40,7 +41,7 @@ class Counted:
             elif event["reason"] == _END:
                 self._saves, self._last, self._begun = self._saves + 1, event, None
             elif event["reason"] == _KEPT:
-                self._kept = self._last = event
+                self._saves, self._kept, self._last = self._saves - 1, event, event
             else:
                 self._begun = None
                 yield from self._counted()

@@ -73,6 +73,8 @@ def fetch(
         job = client.scripts.get(job["short_id"]).job.raw
     document = told(job, fetched=True, outputs_dir=found["dir"], files=found["count"], outputs=found)
     session.show(document, Sentence(lambda row: outputs_text(row["outputs"])))
+    if not found["count"] and job["checkpoint_count"]:
+        session.note(f"hint: `{session.gpu} fetch {job['short_id']} --checkpoint` brings what it saved.")
 
 
 def waited(

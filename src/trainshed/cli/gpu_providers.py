@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainshed.cli.output import Column, Fields, Sentence, Table, local_time, sentence
 from trainshed.cli.session import Session, json_option
+
+if TYPE_CHECKING:
+    from trainshed.cli.output import View
 
 NEEDS: Mapping[str, str] = {
     "local": "nothing",
@@ -94,7 +97,10 @@ def quota(session: Session, *, refresh: bool) -> None:
     """
     with session.client() as client:
         found = client.providers.quota(refresh=refresh).raw
-    session.show(found, QUOTA, Sentence(_summary))
+    views: list[View] = [QUOTA]
+    if _summary(found):
+        views.append(Sentence(_summary))
+    session.show(found, *views)
 
 
 def _summary(document: Mapping[str, Any]) -> str:

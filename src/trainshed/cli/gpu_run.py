@@ -20,7 +20,7 @@ from trainshed.cli.gpu_common import (
 )
 from trainshed.cli.gpu_exits import GpuExit, exit_of
 from trainshed.cli.gpu_words import Ambiguous, split
-from trainshed.cli.output import Sentence, count, size
+from trainshed.cli.output import Sentence, count
 from trainshed.cli.session import Session, json_option
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _routed(document: Mapping[str, Any]) -> str:
 
 def bundle_lines(bundle: Mapping[str, Any], *, advise: bool = True) -> list[str]:
     """What ships and what does not, as people read it; with ``advise`` also what to do about it."""
-    lines = [f"ships     {count(bundle['files'], 'file')}, {size(bundle['bytes'])}"]
+    lines = [f"ships     {count(bundle['files'], 'file')}, {bundle['size']}"]
     for key, title in (("included", "included"), ("left_out", "left out"), ("warnings", "warning")):
         lines += [f"{title:<9} {line}" for line in bundle.get(key, ())]
     if more := bundle.get("left_out_not_shown"):

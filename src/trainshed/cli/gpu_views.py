@@ -71,9 +71,11 @@ def say(job: Mapping[str, Any]) -> str:
         return f"asks: {job.get('approval_reason')}"
     if job["state"] in ENDED:
         return job.get("message") or ""
+    why = job.get("route_reason") or "" if job["state"] in {"queued", "migrating"} else ""
     if job.get("not_before"):
-        return f"looks again at {local_time(job['not_before'])}"
-    return job.get("route_reason") or "" if job["state"] in {"queued", "migrating"} else ""
+        again = f"looks again at {local_time(job['not_before'])} at the latest"
+        return f"{why}; {again}" if why else again
+    return why
 
 
 def course_of(document: Mapping[str, Any]) -> str:
