@@ -130,6 +130,8 @@ def test_a07_every_fault_of_a_call_is_told_at_once(agent):
     faults = {fault["path"] for fault in error["detail"]["faults"]}
     assert faults == {"project_dir", "hours", "vram_gb", "wait_s", "scirpt"}
     assert error["hint"] == "Did you mean script?"
+    error = agent.refused("gpu_submit", project_dir="/tmp", hour=1, vram=8)
+    assert error["hint"] == "Did you mean hours and vram_gb?"
 
 
 def test_a06_an_error_is_pure_json_and_the_same_in_both_places(agent):

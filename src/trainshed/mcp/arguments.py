@@ -42,10 +42,9 @@ def checked(tool: ToolSpec, arguments: Mapping[str, Any] | None) -> dict[str, An
 
 
 def _nearest(unknown: Sequence[str], tool: ToolSpec) -> str:
-    for name in unknown:
-        close = difflib.get_close_matches(name, tool.properties, 1, 0.5)
-        if close:
-            return f"Did you mean {close[0]}?"
+    close = [difflib.get_close_matches(name, tool.properties, 1, 0.5) for name in unknown]
+    if near := list(dict.fromkeys(each[0] for each in close if each)):
+        return f"Did you mean {' and '.join(near)}?"
     return f"{tool.name} takes: {', '.join(tool.properties)}." if unknown else ""
 
 

@@ -125,3 +125,6 @@ def test_a9_what_to_do_with_one_that_ended():
     assert "gpu_fetch" in cancelled
     assert "--checkpoint" in cancelled
     assert "--checkpoint" not in guidance(JOB | {"state": "cancelled", "checkpoint_count": 0})["next"]
+    never = guidance(JOB | {"state": "cancelled", "attempt_count": 0})["next"]
+    assert "never started" in never
+    assert "gpu_fetch" not in never

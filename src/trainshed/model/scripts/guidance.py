@@ -140,6 +140,8 @@ def _ended(job: Mapping[str, Any], word: Word) -> dict[str, Any]:
             said = f"Read why with gpu_logs ref={short}, correct it, and submit again."
         case Word.DENIED:
             said = "Do not submit it again: a person refused it. Ask your user what to change."
+        case _ if job.get("attempt_count") == 0:
+            said = "It was never started, so there is nothing to bring."
         case _:
             said = f"Bring what it had written to gpu.output_dir() with gpu_fetch ref={short}."
     if word is not Word.DONE and job.get("checkpoint_count"):
