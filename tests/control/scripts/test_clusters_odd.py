@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,6 +14,8 @@ from support.deployment import Crash, crashing_at
 from trainshed.control.crashpoints import Point
 from trainshed.engines.contract import EngineError
 from trainshed.engines.fake import Script
+from trainshed.engines.providers.contract import Run
+from trainshed.engines.providers.ray import RayProvider
 from trainshed.model.scripts.spec import RAY
 from trainshed.model.states import AllocationState, State
 from trainshed.model.training.catalog import Cluster, Engine
@@ -248,3 +252,69 @@ def test_one_whose_data_takes_long_to_its_node_is_not_given_up_before_the_engine
     job = d.pack()
     tale = d.rest(job, pause=60.0)
     assert (tale.word, len(tale.attempts)) == ("done", 1)
+
+
+def _brought(top):
+    return {
+        path.relative_to(top).as_posix(): path.read_bytes()
+        for name in ("outputs", "checkpoints")
+        for path in (top / name).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_what_is_brought_is_what_lies_there_now_whatever_an_earlier_copy_left(ray, tmp_path):
+    d = ray(course=FOREVER)
+    job = d.pack()
+    d.until(job, "running")
+    run = Run(d.tale(job).attempts[-1].attempt_id)
+    provider = RayProvider(None, lambda: d.far, lambda _: pytest.fail("asked for a room"), d.far.nodes)
+    work, into = d.far.work_directory(run.ref), tmp_path / "into"
+    into.mkdir()
+
+    def write(**files):
+        for name in ("outputs", "checkpoint_store"):
+            shutil.rmtree(work / name, ignore_errors=True)
+        for path, data in files.items():
+            place = work / path.replace("__", "/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+
+    write(outputs__a__b=b"1", outputs__c=b"2", checkpoint_store__s1__x=b"3", outputs__checkpoints=b"4")
+    provider.fetch(run, into)
+    first = {"outputs/a/b": b"1", "outputs/c": b"2", "checkpoints/s1/x": b"3", "outputs/checkpoints": b"4"}
+    assert _brought(into) == first
+    # A folder becomes a file and a file a folder; a crash left a part, and a file that is gone meanwhile.
+    write(outputs__a=b"5", outputs__c__d=b"6")
+    (into / "outputs" / ".0123.part").write_bytes(b"half")
+    (into / "outputs" / "gone").write_bytes(b"old")
+    provider.fetch_checkpoints(run, into)
+    assert "checkpoints/s1/x" not in _brought(into)
+    assert _brought(into)["outputs/c"] == b"2", "outputs are brought when they are asked for"
+    fetched = provider.fetch(run, into)
+    assert _brought(into) == {"outputs/a": b"5", "outputs/c/d": b"6"}
+    assert (fetched.files, fetched.bytes) == (2, 2)
+
+
+def test_files_of_a_run_are_brought_by_one_at_a_time_and_checkpoints_do_not_wait(ray, monkeypatch):
+    d = ray(course=FOREVER)
+    job = d.pack()
+    d.until(job, "running")
+    attempt, fetcher = d.tale(job).attempts[-1], d.controller._scripts._fetcher
+    entered, go, pulls = threading.Event(), threading.Event(), []
+
+    def pull(_attempt, names, _into):
+        pulls.append(list(names))
+        entered.set()
+        assert go.wait(60)
+        return ()
+
+    monkeypatch.setattr(d.far, "pull", pull)
+    whole = threading.Thread(target=fetcher.files_of, args=(attempt,))
+    whole.start()
+    assert entered.wait(60)
+    assert fetcher.files_of(attempt, live=True) is None
+    go.set()
+    whole.join(60)
+    assert fetcher.files_of(attempt, live=True) is not None
+    assert pulls == [["outputs", "checkpoint_store"], ["checkpoint_store"]]

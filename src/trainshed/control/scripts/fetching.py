@@ -12,7 +12,7 @@ import structlog
 
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.scripts.ground import Ground, run_of
-from trainshed.engines.providers.contract import ProviderError, RemoteNotFound, Run
+from trainshed.engines.providers.contract import Provider, ProviderError, RemoteNotFound, Run
 from trainshed.jobkit import tree as folders
 from trainshed.policy.migration import DELIVERY_PAUSES
 from trainshed.store.script_records import ScriptAttempt
@@ -48,7 +48,10 @@ class Written:
 
 
 class Fetcher:
-    """Brings files of runs here. Thread-safe for different Attempts; remembers failures of this process."""
+    """Brings files of runs here, those of one run one at a time. Thread-safe.
+
+    Remembers failures of this process.
+    """
 
     def __init__(self, ground: Ground, folder: Path) -> None:
         self._ground = ground
@@ -56,6 +59,7 @@ class Fetcher:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._failed: dict[str, tuple[int, float]] = {}
         self._guard = threading.Lock()
+        self._under_way: dict[str, threading.Lock] = {}
 
     def here(self, attempt: ScriptAttempt) -> Written | None:
         """The files of a run that lie here without being fetched."""
@@ -69,7 +73,8 @@ class Fetcher:
     def files_of(self, attempt: ScriptAttempt, *, live: bool = False) -> Written | None:
         """The files of a run, fetched if need be; ``None`` if they cannot be had now, or ever.
 
-        A failure is followed by a pause; `next_try` says until when. ``live``: checkpoints are enough.
+        A failure is followed by a pause; `next_try` says until when. ``live``: checkpoints are enough, and
+        nobody waits for them while files of the run are brought already.
         """
         if (there := self.here(attempt)) is not None:
             return there
@@ -79,6 +84,16 @@ class Fetcher:
             return None
         if self.next_try(attempt.attempt_id) > self._ground.clock():
             return None
+        with self._guard:
+            way = self._under_way.setdefault(attempt.attempt_id, threading.Lock())
+        if not way.acquire(blocking=not live):
+            return None
+        try:
+            return self._fetch(provider, run, attempt, live=live)
+        finally:
+            way.release()
+
+    def _fetch(self, provider: Provider, run: Run, attempt: ScriptAttempt, *, live: bool) -> Written | None:
         into = self._folder / attempt.attempt_id
         reach(Point.SCRIPT_BEFORE_FETCH)
         try:
@@ -124,6 +139,10 @@ class Fetcher:
         for entry in list(self._folder.iterdir()):
             if entry.name not in known:
                 self.remove(entry.name)
+        with self._guard:
+            for gone in self._under_way.keys() - set(known):
+                if not self._under_way[gone].locked():
+                    del self._under_way[gone]
 
     def _fail(self, attempt_id: str, *, lasting: bool) -> None:
         with self._guard:

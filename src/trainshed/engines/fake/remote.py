@@ -33,8 +33,9 @@ class FakeRemoteEngine(FakeEngine):
         if self.observe([attempt_id])[attempt_id].phase is Phase.ABSENT or not work.is_dir():
             raise EngineError("ATTEMPT_GONE", f"nothing is left of {attempt_id}", retryable=False)
         for name in names:
+            shutil.rmtree(into / name, ignore_errors=True)
             if (work / name).is_dir():
-                shutil.copytree(work / name, into / name, dirs_exist_ok=True)
+                shutil.copytree(work / name, into / name)
         return ()
 
     def ask(self, attempt_id: str, path: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -133,24 +133,23 @@ class RayProvider(EngineRuns):
         return self._pull(run, into, [_STORE])
 
     def _pull(self, run: Run, into: Path, names: Sequence[str]) -> Fetched:
-        """By way of a copy of its own, which tells what is new and what is gone; links cost nothing."""
+        """By way of a copy of its own, which tells what is new; links cost nothing."""
         engine, copy = self._remote(run), into / _COPY
         try:
             copy.mkdir(mode=0o700, exist_ok=True)
-            before = set(_files(copy))
             skipped = tuple(engine.pull(run.ref, names, copy))
-            after = set(_files(copy))
-            for gone in before - after:
-                (into / _place(gone)).unlink(missing_ok=True)
-            for path in after:
-                _link(copy / path, into / _place(path))
+            there = {_place(path): copy / path for name in names for path in _files(copy, name)}
+            for name in names:
+                _remove_others(into, _place(Path(name)), there)
+            for place, file in there.items():
+                _link(file, into / place)
         except EngineError as error:
             if error.retryable:
                 raise Unavailable(f"what it wrote cannot be copied now: {error.message}") from error
             raise RemoteNotFound(f"what it wrote is gone: {error.message}") from error
         except OSError as error:
             raise Unavailable(f"what it wrote cannot be copied: {error.strerror}") from error
-        return Fetched(len(after), sum((copy / path).stat().st_size for path in after), skipped)
+        return Fetched(len(there), sum(file.stat().st_size for file in there.values()), skipped)
 
     def request_checkpoint(self, run: Run) -> bool:
         try:
@@ -165,8 +164,19 @@ class RayProvider(EngineRuns):
         return found
 
 
-def _files(top: Path) -> Iterator[Path]:
-    return (each.relative_to(top) for each in top.rglob("*") if each.is_file())
+def _files(top: Path, name: str) -> Iterator[Path]:
+    return (each.relative_to(top) for each in (top / name).rglob("*") if each.is_file())
+
+
+def _remove_others(into: Path, top: Path, there: Mapping[Path, Path]) -> None:
+    """Let go of what an earlier copy brought, or left half done, and of folders that hold nothing."""
+    for folder, folders, files in os.walk(into / top, topdown=False):
+        for path in (Path(folder, each) for each in files):
+            if path.relative_to(into) not in there:
+                path.unlink()
+        for path in (Path(folder, each) for each in folders):
+            with suppress(OSError):  # it holds something
+                path.rmdir()
 
 
 def _place(path: Path) -> Path:
