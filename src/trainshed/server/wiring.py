@@ -279,9 +279,15 @@ def _engine_opener(root: Path) -> OpenEngine:
             raise EngineError("NOT_SUPPORTED_BY_ENGINE", said, retryable=False)
         # Imported where it is needed: few servers have a Ray cluster.
         from trainshed.engines.ray.engine import open_ray_engine  # noqa: PLC0415 - see above
+        from trainshed.engines.ray.records import records_of  # noqa: PLC0415 - see above
 
         selector = dict(cluster.node_selector)
-        return open_ray_engine(cluster.id, cluster.address, root / cluster.id, node_selector=selector)
+        try:
+            place = records_of(root, cluster.id, cluster.address)
+        except OSError as error:
+            said = f"its records cannot be kept: {error}"
+            raise EngineError("ENGINE_DISK", said, retryable=True) from error
+        return open_ray_engine(cluster.id, cluster.address, place, node_selector=selector)
 
     return open_engine
 
