@@ -101,8 +101,8 @@ def bring(
     """
     ref = job["short_id"]
     target = os.path.abspath(os.path.expanduser(dest)) if dest else job["outputs_dir"]  # noqa: PTH100, PTH111 - links stay as they were named
-    if not job["attempt_count"]:
-        # It was never started, so nothing was written.
+    if not job["accepted_attempts"]:
+        # No provider took it, so nothing was written, and nothing is to be waited for.
         return {"dir": target, "count": 0, "bytes": 0, "listing": []}
     if dest is None and (refetch or not job["outputs_fetched"]):
         client.scripts.fetch(ref, refetch=refetch)

@@ -135,7 +135,7 @@ def run(
         if job["state"] not in ENDED:
             _show_detached(session, job, more)
             context.exit(GpuExit.OK)
-        if job["attempt_count"]:
+        if job["accepted_attempts"]:
             more["outputs"] = _brought(session, client, job)
             job = client.scripts.get(job["short_id"]).job.raw
     if session.json:

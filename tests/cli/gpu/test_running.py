@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from support.gpu_line import lines
 from support.projects import write
 from support.waiting import wait_until
+from trainshed.cli.gpu_fetch import DELIVERY_SECONDS
 
 SHOW = """
 import json, sys, gpu
@@ -114,6 +116,19 @@ def test_what_nothing_fits_ends_with_12_in_both_doors(gpu, new_project):
     ran = gpu("run", "train.py", "--gpu", "NoSuch9000", folder=folder)
     assert ran.status == 12, ran.err
     assert gpu.json("jobs", "--here", "--all", folder=folder)["items"][0]["failure_kind"] == "no_provider"
+
+
+def test_outputs_of_a_job_that_no_provider_took_are_not_waited_for(gpu, new_project):
+    options = "provider_options: {local: {python: /no/venv/bin/python}}\n"
+    folder = new_project({"gpu.yaml": options})
+    short = gpu.json("run", "--smoke", "train.py", folder=folder)["job"]["short_id"]
+    assert gpu("cancel", short).status == 0
+    begun = time.monotonic()
+    fetched = gpu("fetch", short)
+    assert fetched.out.strip() == "There are no files: it wrote none."
+    assert time.monotonic() - begun < DELIVERY_SECONDS
+    job = gpu.json("status", short)["job"]
+    assert (job["state"], job["accepted_attempts"]) == ("cancelled", 0)
 
 
 def test_a_dry_run_tells_what_run_would_do_and_creates_nothing(gpu, new_project):

@@ -114,6 +114,10 @@ RELATIVE = "write a path relative to the project"
         ("include: ~/.ssh\n", "gpu.yaml:1: `include` has `~/.ssh`, which begins with `~`;"),
         ("include: '**'\n", "gpu.yaml:1: `include` has `**`, which names everything; name what is missing"),
         (
+            "provider_options: {ray: {pyhton: python3}}\n",
+            "gpu.yaml:1: `provider_options` has `pyhton` for `ray`, which takes `python` alone",
+        ),
+        (
             "provider_options: {local: {python: .venv/bin/python}}\n",
             "gpu.yaml:1: `provider_options` names `.venv/bin/python` for `local`: an interpreter is",
         ),

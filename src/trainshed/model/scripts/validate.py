@@ -404,6 +404,8 @@ def provider_options(value: Any) -> Mapping[str, Mapping[str, object]]:
     if len(written) > MAX_OPTIONS_CHARS:
         raise ValueError(f"has more than {MAX_OPTIONS_CHARS} characters as JSON")
     for provider_name in sorted(OWN_ENGINES & found.keys()):
+        if odd := sorted(found[provider_name].keys() - {"python"}):
+            raise ValueError(f"has `{shown(odd[0], 40)}` for `{provider_name}`, which takes `python` alone")
         python = found[provider_name].get("python")
         # Where it would be relative to is another folder in the Job.
         if isinstance(python, str) and "/" in python and not python.startswith("/"):
