@@ -224,7 +224,8 @@ def _told(error: TrainshedError) -> Iterator[str]:
         # A refusal's own code may only say that faults follow: the fault's is the one to look up.
         label = f" [{inner}]" if inner not in {"", getattr(error, "code", inner)} else ""
         yield f"error: {error}{label}"
-        where = [path for path in next(iter(places.values()), []) if path]
+        # `ref` is no option here: it is the ID, which the sentence names.
+        where = [path for path in next(iter(places.values()), []) if path not in {"", "ref"}]
         if where:
             yield f"  at {_listed(where)}"
         return

@@ -71,7 +71,9 @@ def test_a_job_is_found_by_what_begins_its_id_and_by_its_other_ids(gpu, done):
         assert gpu.json("status", ref)["job"]["id"] == job["id"]
     for ref in ("xyz", "", "0123456789abc"):
         assert gpu("status", ref).status == 2
-    assert gpu("status", "ffffffffffff").status == 4
+    none = gpu("status", "ffffffffffff")
+    assert none.status == 4
+    assert [line.partition(":")[0] for line in none.err.splitlines()] == ["error", "hint"]
 
 
 def test_lists_of_what_ended_and_what_is_older(gpu, done):
