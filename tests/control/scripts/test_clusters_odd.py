@@ -9,12 +9,15 @@ from dataclasses import replace
 
 import pytest
 
+from support.cloud import runs
 from support.clusters import ClusterDeployment, far_catalog
 from support.deployment import Crash, crashing_at
 from trainshed.control.crashpoints import Point
+from trainshed.control.training import placing
 from trainshed.engines.contract import EngineError
 from trainshed.engines.fake import Script
 from trainshed.engines.providers.contract import Run
+from trainshed.engines.providers.fake import RemoteWorld
 from trainshed.engines.providers.ray import RayProvider
 from trainshed.model.scripts.spec import RAY
 from trainshed.model.states import AllocationState, State
@@ -318,3 +321,66 @@ def test_files_of_a_run_are_brought_by_one_at_a_time_and_checkpoints_do_not_wait
     whole.join(60)
     assert fetcher.files_of(attempt, live=True) is not None
     assert pulls == [["outputs", "checkpoint_store"], ["checkpoint_store"]]
+
+
+def test_what_runs_elsewhere_keeps_no_task_and_no_packed_project_from_a_cluster(ray):
+    d = ray(
+        course=FOREVER,
+        clouds={"kaggle": RemoteWorld(course=runs(None))},
+        catalog_=far_catalog(2, ondemand=10),
+    )
+    there = d.pack(provider="kaggle")
+    d.run_until(lambda: d.tale(there).attempts)
+    here, task = d.pack(provider="ray"), d.far_task()
+    d.until(here, "running")
+    d.until_running(task)
+
+
+def test_P5_a_pass_that_did_not_know_what_holds_nodes_is_made_again(ray, monkeypatch):
+    d = ray(course=FOREVER, catalog_=far_catalog(2, ondemand=10))
+    d.until(d.pack(), "running")
+    decide, forgot = placing.decide, []
+
+    def forgetful(*known, **options):
+        if not forgot:
+            forgot.append(True)
+            d.controller._gangs._placer.guests.held.clear()
+        return decide(*known, **options)
+
+    monkeypatch.setattr(placing, "decide", forgetful)
+    d.until_running(d.far_task())
+    assert forgot
+
+
+def test_the_hours_that_one_waited_in_the_clusters_queue_do_not_end_it_once_it_is_routed_anew(ray):
+    d = ray(gpus=1, course=FOREVER, catalog_=far_catalog(1))
+    d.until(d.pack(), "running")
+    d.connected = False
+    d.boot()
+    d.step()
+    job = d.pack(gpu="H100")
+    d.step()
+    d.pass_time(120.0)
+    d.step()
+    assert d.tale(job).look.script.waiting_since is not None
+    d.connected = True
+    d.run_until(lambda: d.tale(job).look.script.provider == RAY, pause=30.0)
+    d.pass_time(7 * 3600.0)
+    d.change_catalog(far_catalog(0))
+    d.run_until(lambda: d.tale(job).look.script.provider is None, pause=10.0)
+    d.pass_time(10.0)
+    d.step()
+    assert d.tale(job).look.trial.state is State.QUEUED, d.tale(job).look.script.message
+
+
+@pytest.mark.parametrize("gpu", [None, "H100"])
+def test_a_project_without_quota_waits_for_one_and_is_told_so_whatever_gpu_it_asks_for(ray, gpu):
+    d = ray(catalog_=far_catalog(0))
+    d.step()
+    job = d.pack(gpu=gpu)
+    d.step()
+    tale = d.tale(job)
+    assert tale.look.trial.state is State.QUEUED
+    assert tale.look.script.message == "waits: ray: this project has no quota of its own on cluster far"
+    d.change_catalog(far_catalog(1))
+    assert d.rest(job, pause=30.0).word == "done"

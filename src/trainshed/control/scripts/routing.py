@@ -152,18 +152,16 @@ class RoutePlanner:
                 if named
                 else "the catalogue has not one Ray cluster"
             )
-            return replace(view, health=Health.UNAVAILABLE, message=said)
+            return replace(view, closed=said)
         offers = tuple(o for o in view.offers if claim_of(catalog, cluster, project, o.type) is not None)
         seen = [offer.type for offer in offers]
         away = tuple(m for m in models_of(catalog, cluster, project) if not matching_models(m, seen))
-        said = ""
-        if not offers and away:
-            said = f"no node of cluster {cluster} shows a GPU that this project may use"
-        elif not offers and claim_of(catalog, cluster, project, None) is None:
-            said = f"this project has no quota of its own on cluster {cluster}"
-        if said and view.health in {Health.OK, Health.UNKNOWN}:
-            view = replace(view, health=Health.UNAVAILABLE, message=said)
-        return replace(view, offers=offers, away=away)
+        if not offers and not away and claim_of(catalog, cluster, project, None) is None:
+            return replace(view, closed=f"this project has no quota of its own on cluster {cluster}")
+        closed = ""
+        if not offers and away and view.health in {Health.OK, Health.UNKNOWN}:
+            closed = f"no node of cluster {cluster} shows a GPU that this project may use"
+        return replace(view, offers=offers, away=away, closed=closed)
 
     def _view(
         self,

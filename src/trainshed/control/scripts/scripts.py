@@ -360,7 +360,8 @@ class Scripts:
         """Whether one that waits for a cluster waits in vain, and is to be routed anew."""
         lost = self._clusters.lost_its_claim(look)
         if lost:
-            self._change(look.trial.id, {"provider": None, "not_before": None})
+            again = {"provider": None, "not_before": None, "waiting_since": look.now}
+            self._change(look.trial.id, again)
         return lost
 
     def _start(self, look: Look) -> bool:

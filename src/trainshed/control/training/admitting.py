@@ -95,7 +95,7 @@ class Admitter:
         """Make it true as far as it still can be. Raises `Stale`."""
         now = self.clock()
         gangs.lock_pass(connection)
-        holding = queue.unreleased(connection)
+        holding = [a for a in queue.unreleased(connection) if self._counts(a)]
         if not {allocation.id for allocation in holding} <= set(self.known):
             raise Stale
         held = {gang.allocation.id: gang for gang in gangs.held(connection)}
@@ -126,6 +126,10 @@ class Admitter:
             gangs.change_task(connection, trial_id, {"plan": text})
         reach(Point.GANG_PLACE_BEFORE_COMMIT)
         return Made(tuple(placed), frozenset(evicted), frozenset(grown), tuple(guests))
+
+    def _counts(self, allocation: Allocation) -> bool:
+        """Whether it holds nodes here, or units of a quota: what runs at a provider elsewhere does not."""
+        return allocation.parts is not None or is_guest(allocation) or allocation.engine == self.site.key
 
     def _admit(
         self,

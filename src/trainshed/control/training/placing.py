@@ -301,7 +301,10 @@ class GangPlacer:
         """One pass where anything changed: what was placed and stored, and whether another should follow."""
         placed: list[Gang] = []
         again = False
-        for yard in self.yards.values():
+        # Where something is stale, a pass forgets all of them; the next look makes them anew.
+        for yard in list(self.yards.values()):
+            if self.yards.get(yard.site.key) is not yard:
+                break
             growing = self._growing(yard)
             if not self._due(yard, growing):
                 continue

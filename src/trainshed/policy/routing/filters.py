@@ -55,6 +55,10 @@ def _disabled(_need: Need, view: ProviderView, _now: float) -> Rejection | None:
     return Rejection(view.name, "disabled", view.message or "it is switched off in the configuration")
 
 
+def _closed(_need: Need, view: ProviderView, now: float) -> Rejection | None:
+    return Rejection(view.name, "closed", view.closed, now + RECHECK_SECONDS) if view.closed else None
+
+
 def _unusable(_need: Need, view: ProviderView, now: float) -> Rejection | None:
     if view.health in {Health.OK, Health.UNKNOWN}:
         return None
@@ -109,7 +113,8 @@ def _no_such_gpu(need: Need, view: ProviderView, now: float) -> Rejection | None
 
 
 def _away(view: ProviderView, what: str, now: float) -> Rejection:
-    why = "" if view.health is Health.OK or not view.message else f": {view.message}"
+    said = view.closed or view.message
+    why = "" if view.health is Health.OK or not said else f": {said}"
     return Rejection(view.name, "gpu_away", f"it shows no {what} now{why}", now + RECHECK_SECONDS)
 
 
@@ -180,6 +185,7 @@ FILTERS: tuple[Filter, ...] = (
     _session_too_short,
     _takes_no_data,
     _too_big,
+    _closed,
     _unusable,
     _cooling,
     _used_up,

@@ -65,6 +65,8 @@ class ProviderView:
     offers: tuple[Offer, ...] = ()
     away: tuple[str, ...] = ()
     """GPUs that it is said to have and that it does not show now."""
+    closed: str = ""
+    """Why who asks cannot use it now, although it is well."""
     cooldown_until: float | None = None
     exhausted_until: float | None = None
     """Its quota is used up until then."""
