@@ -62,7 +62,8 @@ def place(job: Mapping[str, Any]) -> str:
     """Provider and GPU; nothing before it is placed."""
     if not job.get("provider"):
         return ""
-    return " ".join(str(part) for part in (job.get("provider"), job.get("gpu")) if part)
+    label = "(simulated)" if job.get("simulated") else None
+    return " ".join(str(part) for part in (job.get("provider"), job.get("gpu"), label) if part)
 
 
 def say(job: Mapping[str, Any]) -> str:

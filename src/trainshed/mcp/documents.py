@@ -43,7 +43,7 @@ def job_document(job: Mapping[str, Any], *, verbose: bool) -> dict[str, Any]:
     """A Job's document, brief unless ``verbose``."""
     if verbose:
         return dict(job)
-    found = without_nulls(job)
+    found = without_nulls({**job, "simulated": job.get("simulated") or None})
     found["spec"] = {key: job["spec"][key] for key in BRIEF_SPEC if job["spec"].get(key) not in (None, [])}
     for key in ("spec_hash", "bundle_sha256", "bundle"):
         found.pop(key, None)
@@ -143,6 +143,8 @@ def _line(job: Mapping[str, Any], *, verbose: bool) -> dict[str, Any]:
         "message",
     )
     found = without_nulls({key: job.get(key) for key in (*keys, "outputs_dir", "created_at", "finished_at")})
+    if job.get("simulated"):
+        found["simulated"] = True
     if job["state"] == Word.AWAITING_APPROVAL:
         found |= {"needs_approval": True, "tell_user": guidance(job)["tell_user"]}
     if job["state"] not in TERMINAL_WORDS:

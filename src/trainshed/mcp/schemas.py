@@ -164,6 +164,7 @@ _JOB: Schema = {
         "state": {"type": "string", "enum": [str(word) for word in Word]},
         "provider": {"type": ["string", "null"]},
         "gpu": {"type": ["string", "null"]},
+        "simulated": {"type": "boolean"},
         "outputs_dir": {"type": ["string", "null"]},
         "exit_code": {"type": ["integer", "null"]},
     },

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainshed.server.shapes import scripts as shapes
-from trainshed.store import approvals, script_attempts, scripts
+from trainshed.store import approvals, jobs, script_attempts, scripts
 from trainshed.store.database import Connection
 from trainshed.store.records import Job, Trial, decoded
 from trainshed.store.script_records import Approval, Script, ScriptAttempt, ScriptCheckpoint, ScriptEvent
@@ -30,8 +30,16 @@ class ScriptViews:
         tries = script_attempts.attempts_of(self._connection, trial_ids)
         saved = script_attempts.saved(self._connection, trial_ids)
         asked = approvals.of_jobs(self._connection, [job.id for job, _, _ in rows])
+        held = jobs.allocations_of(self._connection, trial_ids)
+        made_up = {trial_id for trial_id, all_of_it in held.items() if all_of_it and all_of_it[-1].simulated}
         return [
-            _job(row, tries[row[1].id], saved.get(row[1].id, (0, None)), asked.get(row[0].id, ()))
+            _job(
+                row,
+                tries[row[1].id],
+                saved.get(row[1].id, (0, None)),
+                asked.get(row[0].id, ()),
+                simulated=row[1].id in made_up,
+            )
             for row in rows
         ]
 
@@ -94,6 +102,8 @@ def _job(
     tries: Sequence[ScriptAttempt],
     saved: tuple[int, float | None],
     asked: Sequence[Approval],
+    *,
+    simulated: bool,
 ) -> shapes.ScriptJob:
     job, trial, script = row
     spec = script.document
@@ -121,6 +131,7 @@ def _job(
         # Of one that waits for a yes: where it would run, which the question is about.
         provider=script.provider or (question.provider if question else None),
         gpu=script.gpu,
+        simulated=simulated and script.gpu is not None,
         current_attempt_id=f"{job.digits}.{tries[-1].number}" if tries else None,
         attempt_count=len(tries),
         accepted_attempts=script.accepted_attempts,

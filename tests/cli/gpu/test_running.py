@@ -65,7 +65,9 @@ def test_run_says_what_ships_prints_the_log_and_brings_the_outputs(gpu, new_proj
     one = gpu("status", outputs.name)
     assert "100% (3/3)" in one.out
     assert re.search(r"course +loss  \S{3}  1 → 0\.3333\n", one.out), one.out
+    assert "local H100 (simulated)" in one.out
     document = gpu.json("status", outputs.name)
+    assert (document["job"]["gpu"], document["job"]["simulated"]) == ("H100", True)
     (course,) = document["courses"]
     assert (course["name"], course["source"], course["steps"]) == ("loss", "helper", [1, 2, 3])
     assert course["values"] == [1, 1 / 2, 1 / 3]

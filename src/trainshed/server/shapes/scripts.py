@@ -70,6 +70,7 @@ class ScriptJob(Shape):
     bundle: BundleSummary
     provider: str | None
     gpu: str | None
+    simulated: bool = Field(description="Whether its GPU exists in the accounting only.")
     current_attempt_id: str | None = Field(examples=["3fa94c01d2e7.1"])
     attempt_count: int
     accepted_attempts: int
