@@ -140,6 +140,7 @@ def test_a06_an_error_is_pure_json_and_the_same_in_both_places(agent):
     assert json.loads(result.content[0].text) == result.structured_content
     assert set(result.structured_content["error"]) == {"code", "message", "hint", "detail"}
     assert result.structured_content["error"]["code"] == "job_not_found"
+    assert "gpu_status" in result.structured_content["error"]["hint"]
 
 
 def test_a06_a_tool_that_does_not_exist_is_refused_with_those_that_do(agent):

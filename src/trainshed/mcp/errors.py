@@ -112,4 +112,8 @@ def _refused(error: ApiError) -> ToolError:
     for key in ("matches", "differing", "job_id", "short_id"):
         if key in error.body:
             detail[key] = error.body[key]
-    return ToolError(code, error.message, hint=error.hint, detail=detail)
+    return ToolError(code, error.message, hint=_HINTS.get(code, error.hint), detail=detail)
+
+
+_HINTS: Mapping[str, str] = {"job_not_found": "gpu_status without ref lists the Jobs."}
+"""Where the server speaks of its command line, which agents do not use."""

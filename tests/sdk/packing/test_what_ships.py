@@ -32,6 +32,12 @@ def test_G6_untracked_files_ship_and_are_named(make):
     assert found.spec["bundle"]["untracked"] == 2
 
 
+def test_e3_a_virtual_environment_that_ships_is_named_with_what_to_do(make):
+    place = make({})
+    write(place, {"tools/.venv/pyvenv.cfg": "home = /usr", "tools/.venv/bin/activate": "x"})
+    assert ".gitignore" in warned(packed(place), "the virtual environment tools/.venv ships")
+
+
 def test_G7_ignored_files_do_not_ship(make):
     place = make({".gitignore": "data/\n*.bin\n/local.py\n", "src/.gitignore": "scratch\n"})
     write(place, {"data/x": "1", "w.bin": "2", "src/deep/w.bin": "3", "local.py": "4", "src/scratch": "5"})

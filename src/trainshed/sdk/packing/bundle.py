@@ -296,6 +296,8 @@ def _selection_warnings(selection: Selection, tree: PackedTree) -> list[str]:
     found += _include_warnings(selection.included)
     if count := len(selection.credentials):
         found.append(f"{count} credential-looking file{' never ships' if count == 1 else 's never ship'}")
+    for home in _environments(selection.untracked):
+        found.append(f"the virtual environment {shown(home, 160)} ships; add it to .gitignore")
     if selection.untracked:
         ships = "ships although git does not track it"
         they_ship = "ship although git does not track them"
@@ -310,6 +312,12 @@ def _selection_warnings(selection: Selection, tree: PackedTree) -> list[str]:
         one = "does not ship, because of its name"
         found.append(_named(one if len(unnamed) == 1 else "do not ship, because of their names", unnamed))
     return found + _skipped_warnings(selection.skipped)
+
+
+def _environments(untracked: Sequence[str]) -> list[str]:
+    """Virtual environments among what ships although git does not track it."""
+    mark = "/pyvenv.cfg"
+    return [path.removesuffix(mark) for path in untracked if path.endswith(mark)][:_NAMED]
 
 
 def _skipped_warnings(skipped: Mapping[str, str]) -> list[str]:
