@@ -384,3 +384,54 @@ def test_a_project_without_quota_waits_for_one_and_is_told_so_whatever_gpu_it_as
     assert tale.look.script.message == "waits: ray: this project has no quota of its own on cluster far"
     d.change_catalog(far_catalog(1))
     assert d.rest(job, pause=30.0).word == "done"
+
+
+def test_outputs_are_waited_for_while_the_cluster_does_not_answer(ray, monkeypatch):
+    d = ray()
+    job = d.pack()
+    d.until(job, "running")
+
+    def silent(*_):
+        raise EngineError("ENGINE_UNREACHABLE", "no answer", retryable=True)
+
+    monkeypatch.setattr(d.far, "pull", silent)
+    for _ in range(20):
+        d.pass_time(60.0)
+        d.step()
+    tale = d.tale(job)
+    assert tale.look.trial.state is State.COLLECTING
+    assert d.held_there()
+    d.boot()
+    assert d.rest(job, pause=30.0).word == "done"
+    assert d.outputs(job) == {"outputs/model.bin": b"weights"}
+
+
+def test_outputs_that_nobody_can_have_end_the_wait_at_once(ray, monkeypatch):
+    d = ray()
+    job = d.pack()
+    d.until(job, "running")
+
+    def gone(*_):
+        raise EngineError("ATTEMPT_GONE", "its node is gone", retryable=False)
+
+    monkeypatch.setattr(d.far, "pull", gone)
+    d.pass_time(60.0)
+    d.step()
+    d.step()
+    assert d.tale(job).word == "done"
+    assert d.outputs(job) == {}
+
+
+def test_who_stops_a_job_does_not_wait_for_hours_for_what_it_wrote(ray, monkeypatch):
+    d = ray(course=FOREVER)
+    job = d.pack()
+    d.until(job, "running")
+
+    def silent(*_):
+        raise EngineError("ENGINE_UNREACHABLE", "no answer", retryable=True)
+
+    monkeypatch.setattr(d.far, "pull", silent)
+    asked = d.now()
+    d.cancel(job)
+    assert d.rest(job).word == "cancelled"
+    assert d.now() - asked < 600

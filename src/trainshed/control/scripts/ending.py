@@ -60,7 +60,7 @@ class Ender:
         attempt = look.last
         assert attempt is not None  # noqa: S101 - without an Attempt nothing is collected
         written = self._fetcher.files_of(attempt)
-        if written is None and not self._fetcher.gave_up(attempt.attempt_id):
+        if written is None and not self._fetcher.gave_up(attempt.attempt_id, patient=True):
             return False
         found = self._collect(look, attempt, written, CollectLimits())
         if found is None:

@@ -14,8 +14,13 @@ from trainshed.control.crashpoints import Point, reach
 from trainshed.control.scripts.ground import Ground, run_of
 from trainshed.engines.providers.contract import Provider, ProviderError, RemoteNotFound, Run
 from trainshed.jobkit import tree as folders
+from trainshed.model.scripts.spec import RAY
 from trainshed.policy.migration import DELIVERY_PAUSES
 from trainshed.store.script_records import ScriptAttempt
+
+_CLUSTER_PAUSES = (*DELIVERY_PAUSES, *(300.0,) * 35)
+"""Three hours: the release removes what lies on a cluster, so nobody could bring it later."""
+_NEVER = float("inf")
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +85,7 @@ class Fetcher:
             return there
         provider, run = self._ground.providers.get(attempt.provider), run_of(attempt)
         if provider is None or run is None or not provider.capabilities().fetch:
-            self._fail(attempt.attempt_id, lasting=True)
+            self._fail(attempt, lasting=True)
             return None
         if self.next_try(attempt.attempt_id) > self._ground.clock():
             return None
@@ -103,11 +108,11 @@ class Fetcher:
             else:
                 provider.fetch(run, into)
         except RemoteNotFound:
-            self._fail(attempt.attempt_id, lasting=True)
+            self._fail(attempt, lasting=True)
             return None
         except (ProviderError, OSError) as error:
             log.warning("what a run wrote cannot be fetched now", run=run.ref, reason=str(error))
-            self._fail(attempt.attempt_id, lasting=False)
+            self._fail(attempt, lasting=False)
             return None
         reach(Point.SCRIPT_AFTER_FETCH)
         with self._guard:
@@ -117,12 +122,14 @@ class Fetcher:
     def next_try(self, attempt_id: str) -> float:
         """When it may be tried again (Unix seconds)."""
         with self._guard:
-            return self._failed.get(attempt_id, (0, 0.0))[1]
+            at = self._failed.get(attempt_id, (0, 0.0))[1]
+        return 0.0 if at == _NEVER else at
 
-    def gave_up(self, attempt_id: str) -> bool:
-        """Whether no further try is worth it."""
+    def gave_up(self, attempt_id: str, *, patient: bool = False) -> bool:
+        """Whether no further try is worth it; ``patient``: also where it takes hours."""
         with self._guard:
-            return self._failed.get(attempt_id, (0, 0.0))[0] > len(DELIVERY_PAUSES)
+            tries, at = self._failed.get(attempt_id, (0, 0.0))
+        return at == _NEVER or (not patient and tries > len(DELIVERY_PAUSES))
 
     def again(self, attempt_id: str) -> None:
         """Try once more, whatever failed before."""
@@ -144,10 +151,10 @@ class Fetcher:
                 if not self._under_way[gone].locked():
                     del self._under_way[gone]
 
-    def _fail(self, attempt_id: str, *, lasting: bool) -> None:
+    def _fail(self, attempt: ScriptAttempt, *, lasting: bool) -> None:
+        pauses = _CLUSTER_PAUSES if attempt.provider == RAY else DELIVERY_PAUSES
         with self._guard:
-            tries = self._failed.get(attempt_id, (0, 0.0))[0] + 1
-            if lasting:
-                tries = len(DELIVERY_PAUSES) + 1
-            pause = DELIVERY_PAUSES[tries - 1] if tries <= len(DELIVERY_PAUSES) else 0.0
-            self._failed[attempt_id] = tries, self._ground.clock() + pause
+            tries = self._failed.get(attempt.attempt_id, (0, 0.0))[0] + 1
+            over = lasting or tries > len(pauses)
+            at = _NEVER if over else self._ground.clock() + pauses[tries - 1]
+            self._failed[attempt.attempt_id] = tries, at
