@@ -287,16 +287,39 @@ def test_what_is_brought_is_what_lies_there_now_whatever_an_earlier_copy_left(ra
     provider.fetch(run, into)
     first = {"outputs/a/b": b"1", "outputs/c": b"2", "checkpoints/s1/x": b"3", "outputs/checkpoints": b"4"}
     assert _brought(into) == first
-    # A folder becomes a file and a file a folder; a crash left a part, and a file that is gone meanwhile.
+    # A folder becomes a file and a file a folder, and somebody put a file of their own there.
     write(outputs__a=b"5", outputs__c__d=b"6")
-    (into / "outputs" / ".0123.part").write_bytes(b"half")
-    (into / "outputs" / "gone").write_bytes(b"old")
+    (into / "outputs" / "mine").write_bytes(b"mine")
     provider.fetch_checkpoints(run, into)
     assert "checkpoints/s1/x" not in _brought(into)
     assert _brought(into)["outputs/c"] == b"2", "outputs are brought when they are asked for"
     fetched = provider.fetch(run, into)
-    assert _brought(into) == {"outputs/a": b"5", "outputs/c/d": b"6"}
+    assert _brought(into) == {"outputs/a": b"5", "outputs/c/d": b"6", "outputs/mine": b"mine"}
     assert (fetched.files, fetched.bytes) == (2, 2)
+
+
+def test_a_server_that_dies_while_files_are_brought_leaves_nothing_of_an_older_copy(
+    ray, tmp_path, monkeypatch
+):
+    d = ray(course=FOREVER)
+    job = d.pack()
+    d.until(job, "running")
+    run = Run(d.tale(job).attempts[-1].attempt_id)
+    provider = RayProvider(None, lambda: d.far, lambda _: pytest.fail("asked for a room"), d.far.nodes)
+    outputs, into = d.far.work_directory(run.ref) / "outputs", tmp_path / "into"
+    into.mkdir()
+    outputs.mkdir()
+    (outputs / "old").write_bytes(b"1")
+    provider.fetch(run, into)
+    (outputs / "old").unlink()
+    (outputs / "new").write_bytes(b"2")
+    with monkeypatch.context() as dying:
+        # The copy is complete, and nothing was made of it.
+        dying.setattr("trainshed.engines.providers.ray._let_go", lambda *_: (_ for _ in ()).throw(Crash()))
+        with pytest.raises(Crash):
+            provider.fetch(run, into)
+    provider.fetch(run, into)
+    assert _brought(into) == {"outputs/new": b"2"}
 
 
 def test_files_of_a_run_are_brought_by_one_at_a_time_and_checkpoints_do_not_wait(ray, monkeypatch):

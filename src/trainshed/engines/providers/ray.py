@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,8 @@ CAPABILITIES = Capabilities(
     cluster="",
 )
 _OUTPUTS, _STORE, _CHECKPOINTS = "outputs", "checkpoint_store", "checkpoints"
-_COPY = ".copy"
+_ALL = (_OUTPUTS, _STORE)
+_COPY, _BROUGHT = ".copy", ".brought"
 
 
 @runtime_checkable
@@ -126,7 +127,7 @@ class RayProvider(EngineRuns):
 
     def fetch(self, run: Run, into: Path) -> Fetched:
         """Copy what it wrote until now; what did not change since the last copy is not sent again."""
-        return self._pull(run, into, [_OUTPUTS, _STORE])
+        return self._pull(run, into, _ALL)
 
     def fetch_checkpoints(self, run: Run, into: Path) -> Fetched:
         """`fetch` without the outputs, which may grow as long as it runs."""
@@ -137,12 +138,18 @@ class RayProvider(EngineRuns):
         engine, copy = self._remote(run), into / _COPY
         try:
             copy.mkdir(mode=0o700, exist_ok=True)
+            # What was brought is known also after a crash: nothing else in the folder is ever touched.
+            brought = _recorded(copy) | set(_copied(copy, _ALL))
+            _record(copy, brought)
             skipped = tuple(engine.pull(run.ref, names, copy))
-            there = {_place(path): copy / path for name in names for path in _files(copy, name)}
-            for name in names:
-                _remove_others(into, _place(Path(name)), there)
+            there = _copied(copy, names)
+            tops = {_place(Path(name)).parts[0] for name in names}
+            others = {place for place in brought if place.parts[0] not in tops}
+            for gone in brought - others - there.keys():
+                _let_go(into, gone)
             for place, file in there.items():
                 _link(file, into / place)
+            _record(copy, others | there.keys())
         except EngineError as error:
             if error.retryable:
                 raise Unavailable(f"what it wrote cannot be copied now: {error.message}") from error
@@ -164,19 +171,33 @@ class RayProvider(EngineRuns):
         return found
 
 
-def _files(top: Path, name: str) -> Iterator[Path]:
-    return (each.relative_to(top) for each in (top / name).rglob("*") if each.is_file())
+def _copied(copy: Path, names: Iterable[str]) -> dict[Path, Path]:
+    """The files of a copy, by the place where each is brought."""
+    files = (each for name in names for each in (copy / name).rglob("*") if each.is_file())
+    return {_place(file.relative_to(copy)): file for file in files}
 
 
-def _remove_others(into: Path, top: Path, there: Mapping[Path, Path]) -> None:
-    """Let go of what an earlier copy brought, or left half done, and of folders that hold nothing."""
-    for folder, folders, files in os.walk(into / top, topdown=False):
-        for path in (Path(folder, each) for each in files):
-            if path.relative_to(into) not in there:
-                path.unlink()
-        for path in (Path(folder, each) for each in folders):
-            with suppress(OSError):  # it holds something
-                path.rmdir()
+def _recorded(copy: Path) -> set[Path]:
+    try:
+        said = (copy / _BROUGHT).read_bytes()
+    except FileNotFoundError:
+        return set()
+    return {Path(os.fsdecode(each)) for each in said.split(b"\0") if each}
+
+
+def _record(copy: Path, brought: Collection[Path]) -> None:
+    part = copy / f"{_BROUGHT}.part"
+    part.write_bytes(b"\0".join(sorted(map(os.fsencode, brought))))
+    part.replace(copy / _BROUGHT)
+
+
+def _let_go(into: Path, place: Path) -> None:
+    """Remove what was brought, and folders that hold nothing any more."""
+    (into / place).unlink(missing_ok=True)
+    _part_of(into / place).unlink(missing_ok=True)
+    with suppress(OSError):  # the first that holds something, or is gone, is the last
+        for folder in list(place.parents)[:-2]:
+            (into / folder).rmdir()
 
 
 def _place(path: Path) -> Path:
@@ -189,8 +210,12 @@ def _link(file: Path, place: Path) -> None:
         if place.samefile(file):
             return
     place.parent.mkdir(parents=True, exist_ok=True)
-    # A name may be as long as names can be.
-    part = place.with_name(f".{hashlib.sha256(os.fsencode(place.name)).hexdigest()[:32]}.part")
+    part = _part_of(place)
     part.unlink(missing_ok=True)
     part.hardlink_to(file)
     part.replace(place)
+
+
+def _part_of(place: Path) -> Path:
+    # A name may be as long as names can be.
+    return place.with_name(f".{hashlib.sha256(os.fsencode(place.name)).hexdigest()[:32]}.part")
