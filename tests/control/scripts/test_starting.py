@@ -374,6 +374,16 @@ def test_g6_a_gpu_with_less_memory_than_needed_is_left_for_another(cloud):
     assert tale.words[-1] == "done"
 
 
+def test_g7_a_job_that_its_only_provider_refuses_ends_without_a_wait(cloud):
+    d = cloud()
+    d.cloud.failures["submit"] = [InvalidJob("too many files")]
+    job = d.pack()
+    d.step()
+    tale = d.tale(job)
+    assert (tale.word, tale.look.script.failure_kind) == ("failed", "no_provider")
+    assert "too many files" in (tale.look.script.message or "")
+
+
 def test_every_allocation_of_a_job_is_released_with_evidence(cloud):
     d = cloud(clouds={CLOUD: other(), "second": other()})
     d.cloud.failures["submit"] = [InvalidJob("no")]

@@ -47,7 +47,8 @@ class Losses:
             if what.fails:
                 self._over(connection, here, attempt, what, sentence)
                 return
-            wait = backoff(here.script.placements, self._ground.work.retry_seconds)
+            # One that is not tried again for this Job gives no reason to wait.
+            wait = 0.0 if what.excluded else backoff(here.script.placements, self._ground.work.retry_seconds)
             values = {"launch_failures": here.trial.launch_failures + 1}
             step = (State.PREPARING, State.QUEUED, str(what.reason).upper(), sentence)
             if not move(connection, here, step, values=values, at=now):
@@ -56,7 +57,8 @@ class Losses:
                 return
             close_attempt(connection, attempt, state, at=now, message=said)
             end_attempt(connection, here, attempt, now, "not_started", said)
-            changes: dict[str, Any] = {"provider": None, "not_before": now + wait, "waiting_since": now}
+            later = now + wait if wait else None
+            changes: dict[str, Any] = {"provider": None, "not_before": later, "waiting_since": now}
             if what.excluded:
                 changes["excluded"] = json.dumps({**here.script.excluded_providers, attempt.provider: said})
                 scripts.note(
@@ -67,7 +69,7 @@ class Losses:
                     at=now,
                     values=changes,
                 )
-            again = f"Another place is looked for in {wait:g} s."
+            again = f"Another place is looked for{f' in {wait:g} s' if wait else ''}."
             scripts.note(connection, look.trial.id, Note.RETRY_SCHEDULED, again, at=now, values=changes)
 
         self._ground.database.write(store)
