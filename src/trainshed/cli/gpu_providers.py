@@ -17,6 +17,7 @@ NEEDS: Mapping[str, str] = {
     "local": "nothing",
     "kaggle": "a Kaggle account with a verified phone number, and its API token on the server's machine",
     "colab": "a Google account whose Colab this program may use on the server's machine",
+    "ray": "a Ray cluster of the server's catalogue, and a quota of the project's own on it",
 }
 """What each provider needs, in a few words; what is missing now the provider says itself."""
 ENABLE = "Name it in `providers.use` of the settings that the server reads (TRAINSHED_CONFIG)."
