@@ -30,7 +30,7 @@ def test_short_ids_are_prefixes_that_are_nobodys_and_no_numbers(numbers, taken):
     digits = new_digits(lambda _: next(fresh))
     short = shortest_unique(digits, taken.__contains__)
     assert len(digits) == DIGITS
-    assert SHORTEST <= len(short)
+    assert len(short) >= SHORTEST
     assert digits.startswith(short)
     assert _guessed(digits) == digits
     assert _guessed(short) == short
