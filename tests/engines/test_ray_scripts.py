@@ -71,6 +71,12 @@ class RayProviderHarness(LocalHarness):
         room = Room((), Limits(1, 500, 2000, 64), 600, 1.0, self.cluster.nodes[1])
         self.provider = RayProvider("shared", lambda: self.engine, lambda _attempt: room, self.engine.nodes)
 
+    def written(self) -> str:
+        """The engine lets go of what it was asked once it has seen the end, a moment after it says so."""
+        attempts = self._root / "engine" / "attempts"
+        wait_until(lambda: not list(attempts.glob("*/intent.json")), what="the engine to let go of its intents")
+        return super().written()
+
 
 @pytest.fixture
 def harness(tmp_path: Path, ray_cluster: RayCluster) -> Iterator[RayProviderHarness]:
