@@ -74,7 +74,7 @@ class RayProviderHarness(LocalHarness):
     def written(self) -> str:
         """The engine lets go of what it was asked once it has seen the end, a moment after it says so."""
         attempts = self._root / "engine" / "attempts"
-        wait_until(lambda: not list(attempts.glob("*/intent.json")), what="the engine to let go of its intents")
+        wait_until(lambda: not list(attempts.glob("*/intent.json")), what="the end of all intents")
         return super().written()
 
 
