@@ -76,7 +76,7 @@ def postgres() -> Iterator[PrivateCluster]:
 def registry() -> Iterator[Registry]:
     """A real image registry on loopback, and a builder of images, that the tests of this process share."""
     if os.environ.get("TRAINSHED_TEST_IMAGES") == "no":
-        pytest.skip("TRAINSHED_TEST_IMAGES=no")
+        pytest.skip("TRAINSHED_TEST_IMAGES=no")  # who runs them asked for it; CI does not
     if missing := missing_programs():
         pytest.fail(f"{', '.join(missing)} missing: run scripts/install-containers")
     with running_registry() as running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +17,10 @@ from support.agents import GPU
 from trainshed.mcp.schemas import BY_NAME
 
 PROGRAMS = Path(__file__).parents[2] / ".venv-inspector" / "node_modules" / ".bin"
+INSPECTOR = PROGRAMS / "mcp-inspector"
+# Where there is npm, as in CI, the tests install it themselves, and fail without it.
 pytestmark = pytest.mark.skipif(
-    not (PROGRAMS / "mcp-inspector").exists(),
+    not INSPECTOR.exists() and shutil.which("npm") is None,
     reason="the MCP Inspector is not installed: scripts/install-inspector needs npm",
 )
 
@@ -25,6 +28,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def inspect(server, tmp_path):
     """Runs the Inspector; its exit status, and what it printed on both outputs."""
+    if not INSPECTOR.exists():
+        pytest.fail("the MCP Inspector is missing: run scripts/install-inspector")
     given = [word for name, value in server.environment.items() for word in ("-e", f"{name}={value}")]
     env = {"PATH": f"{PROGRAMS}:{os.environ['PATH']}", "HOME": str(tmp_path)}
 

@@ -47,6 +47,7 @@ def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
             text=True,
         )
         if done.returncode:
+            # As in a container without that right, which nothing that is installed gives.
             pytest.skip(f"this machine lets nobody mount a tmpfs: {done.stderr.strip()}")
         mounted.append(place)
         return place

@@ -373,6 +373,6 @@ def test_nothing_needed_is_ever_missing(reused_database):
     @hypothesis_settings(max_examples=hypothesis_settings.default.max_examples // 2, deadline=None)
     @given(st.lists(st.sampled_from(_ACTIONS), min_size=40, max_size=80))
     def interleave(actions: list[str]) -> None:
-        Interleavings(reused_database).run(actions)
+        Interleavings(reused_database).run(actions)  # it asserts as it goes
 
     interleave()

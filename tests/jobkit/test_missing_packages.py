@@ -5,8 +5,6 @@ On its word a Job ends at once, at the second try, or goes on to another place.
 
 from __future__ import annotations
 
-import os
-import sysconfig
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from support.installers import path_with
 from support.work_folders import WorkFolder
 from trainshed.policy.migration import End, Ending, judge_end
-
-UV = Path(sysconfig.get_path("scripts")) / "uv"
 
 
 class Index(ThreadingHTTPServer):
@@ -65,13 +62,8 @@ def index() -> Iterator[Index]:
 @pytest.fixture(params=["pip", "uv"])
 def variables(request: pytest.FixtureRequest, tmp_path: Path, index: Index) -> dict[str, str]:
     """Those with which the runner has this installer, and this index alone."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    if request.param == "uv":
-        (programs / "uv").symlink_to(UV)
-    plain = [folder for folder in os.environ["PATH"].split(":") if not Path(folder, "uv").exists()]
     return {
-        "PATH": ":".join([str(programs), *plain]),
+        "PATH": path_with(request.param, tmp_path),
         "PIP_INDEX_URL": index.url,
         "PIP_RETRIES": "1",
         "PIP_CACHE_DIR": str(tmp_path / "pip-cache"),

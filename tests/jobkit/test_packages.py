@@ -13,12 +13,12 @@ from pathlib import Path
 import pip
 import pytest
 
+from support.installers import UV, path_with
 from support.waiting import wait_until
 from support.wheels import wheel
 from support.work_folders import WorkFolder, finish
 
 USE = "import os, tiny_thing\nprint(tiny_thing.VERSION, os.path.dirname(tiny_thing.__file__))\n"
-UV = Path(sysconfig.get_path("scripts")) / "uv"
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,8 @@ def links(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["pip", "uv"])
 def installer(request: pytest.FixtureRequest, tmp_path: Path, links: Path) -> dict[str, str]:
     """Variables with which the runner has this installer, and no index."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    if request.param == "uv":
-        (programs / "uv").symlink_to(UV)
-    plain = [folder for folder in os.environ["PATH"].split(":") if not Path(folder, "uv").exists()]
     return {
-        "PATH": ":".join([str(programs), *plain]),
+        "PATH": path_with(request.param, tmp_path),
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(links),
         "UV_FIND_LINKS": str(links),

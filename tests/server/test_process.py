@@ -34,7 +34,7 @@ def serve(data: Path, *options: str, **environment: str) -> subprocess.Completed
     )
 
 
-def one_line(done: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
+def assert_one_line(done: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
     """It ended with ``status`` and one sentence that holds ``words``; no traceback."""
     lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert done.returncode == status, done.stderr
@@ -89,26 +89,26 @@ def test_a_second_start_keeps_the_owner_key_and_the_revision(tmp_path: Path):
 
 
 def test_a_second_server_on_the_same_data_folder_is_refused(running: ServerProcess):
-    one_line(serve(running.data), EXIT_IN_USE, "another server", str(running.pid), str(running.data))
-    one_line(serve(running.data, "--role", "api"), EXIT_IN_USE, "another server")
+    assert_one_line(serve(running.data), EXIT_IN_USE, "another server", str(running.pid), str(running.data))
+    assert_one_line(serve(running.data, "--role", "api"), EXIT_IN_USE, "another server")
     assert running.http().get("/v1/me").status == 200
 
 
 def test_a_port_in_use_is_told_in_a_sentence(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        one_line(serve(tmp_path / "d", "--port", port), EXIT_PORT, port, "in use")
+        assert_one_line(serve(tmp_path / "d", "--port", port), EXIT_PORT, port, "in use")
 
 
 def test_a_host_that_does_not_exist_is_told_in_a_sentence(tmp_path: Path):
-    one_line(serve(tmp_path / "d", "--host", "nowhere.invalid"), EXIT_PORT, "nowhere.invalid")
+    assert_one_line(serve(tmp_path / "d", "--host", "nowhere.invalid"), EXIT_PORT, "nowhere.invalid")
 
 
 def test_a_data_folder_that_cannot_be_used_is_told_in_a_sentence(tmp_path: Path):
     file = tmp_path / "file"
     file.write_text("")
-    one_line(serve(file / "x"), EXIT_FOLDER, "is not a folder")
-    one_line(serve(Path("/proc/trainshed")), EXIT_FOLDER, "/proc/trainshed")
+    assert_one_line(serve(file / "x"), EXIT_FOLDER, "is not a folder")
+    assert_one_line(serve(Path("/proc/trainshed")), EXIT_FOLDER, "/proc/trainshed")
 
 
 def test_a_database_from_a_newer_program_is_refused_and_left_alone(tmp_path: Path):
@@ -118,7 +118,7 @@ def test_a_database_from_a_newer_program_is_refused_and_left_alone(tmp_path: Pat
     engine = create_engine(f"sqlite:///{server.data / 'trainshed.sqlite'}")
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    one_line(serve(server.data), EXIT_DATABASE, "9999", "newer")
+    assert_one_line(serve(server.data), EXIT_DATABASE, "9999", "newer")
     with engine.begin() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
     engine.dispose()
@@ -128,12 +128,12 @@ def test_a_database_that_does_not_answer_is_told_in_a_sentence(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     url = f"postgresql://nobody@127.0.0.1:{port}/none"
-    one_line(serve(tmp_path / "d", "--database-url", url), EXIT_DATABASE, "does not answer")
+    assert_one_line(serve(tmp_path / "d", "--database-url", url), EXIT_DATABASE, "does not answer")
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://u@h/d"])
 def test_a_database_url_that_cannot_be_used_is_told_in_a_sentence(tmp_path: Path, url: str):
-    one_line(serve(tmp_path / "d", "--database-url", url), EXIT_SETTINGS, "database")
+    assert_one_line(serve(tmp_path / "d", "--database-url", url), EXIT_SETTINGS, "database")
 
 
 def test_bad_settings_are_all_told(tmp_path: Path):
@@ -147,7 +147,7 @@ def test_bad_settings_are_all_told(tmp_path: Path):
 
 
 def test_bad_simulated_gpus_are_told_in_a_sentence(tmp_path: Path):
-    one_line(serve(tmp_path / "d", "--simulate-gpus", "H100:x"), EXIT_SETTINGS, "MODEL:COUNT")
+    assert_one_line(serve(tmp_path / "d", "--simulate-gpus", "H100:x"), EXIT_SETTINGS, "MODEL:COUNT")
 
 
 def test_one_line_is_printed_when_it_answers_and_the_log_is_json(running: ServerProcess):
@@ -215,7 +215,7 @@ def test_api_and_controller_may_be_two_processes(tmp_path: Path, database_url: s
         assert (system["role"], system["simulated"]) == ("api", True)
         assert system["enforcement"]
         if database_url.startswith("sqlite"):
-            one_line(serve(data, *options, "--role", "controller"), EXIT_IN_USE, "another controller")
+            assert_one_line(serve(data, *options, "--role", "controller"), EXIT_IN_USE, "another controller")
     finally:
         process.terminate()
         assert process.wait(30) == 0
@@ -332,7 +332,7 @@ def test_a_first_start_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path):
         done = serve(small / "data")
         assert done.returncode in {EXIT_FOLDER, EXIT_DATABASE}
         assert "Traceback" not in done.stderr
-        one_line(done, done.returncode)
+        assert_one_line(done, done.returncode)
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
@@ -348,7 +348,7 @@ def test_a_database_that_was_moved_away_is_noticed_while_running_and_at_the_star
     assert (refused.status, refused.code) == (503, "DATABASE_UNAVAILABLE")
     assert "moved or replaced" in not_ready(running)["database"]
     assert running.stop() == 0
-    one_line(serve(running.data), EXIT_FOLDER, "trainshed.sqlite is missing", "--database-url")
+    assert_one_line(serve(running.data), EXIT_FOLDER, "trainshed.sqlite is missing", "--database-url")
     assert not place.exists()
     for name in names:
         if (running.data / f"away{name}").exists():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from support.cloud import CloudDeployment
+from support.clusters import ClusterDeployment
 from trainshed.store.database import Database
 
 
@@ -17,6 +18,21 @@ def cloud(database: Database, tmp_path) -> Iterator[Callable[..., CloudDeploymen
 
     def make(**options: object) -> CloudDeployment:
         deployment = CloudDeployment(database, tmp_path / "cloud", **options)
+        made.append(deployment)
+        return deployment
+
+    yield make
+    for deployment in made:
+        deployment.close()
+
+
+@pytest.fixture
+def ray(database: Database, tmp_path) -> Iterator[Callable[..., ClusterDeployment]]:
+    """Makes a deployment whose only place for packed projects is a cluster with one node of two GPUs."""
+    made: list[ClusterDeployment] = []
+
+    def make(**options: object) -> ClusterDeployment:
+        deployment = ClusterDeployment(database, tmp_path / "site", **options)
         made.append(deployment)
         return deployment
 

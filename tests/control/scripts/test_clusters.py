@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,24 +14,8 @@ from trainshed.model.scripts.spec import RAY
 from trainshed.model.states import AllocationState, State
 from trainshed.model.training.spec import ResourceType
 from trainshed.store import jobs
-from trainshed.store.database import Database
 
 FOREVER = Script(run_seconds=None)
-
-
-@pytest.fixture
-def ray(database: Database, tmp_path) -> Iterator[Callable[..., ClusterDeployment]]:
-    """Makes a deployment whose only place for packed projects is a cluster with one node of two GPUs."""
-    made: list[ClusterDeployment] = []
-
-    def make(**options: object) -> ClusterDeployment:
-        deployment = ClusterDeployment(database, tmp_path / "site", **options)
-        made.append(deployment)
-        return deployment
-
-    yield make
-    for deployment in made:
-        deployment.close()
 
 
 def _allocation(d: ClusterDeployment, trial_id: str):

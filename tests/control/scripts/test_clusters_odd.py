@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from support.cloud import runs
-from support.clusters import ClusterDeployment, far_catalog
+from support.clusters import far_catalog
 from support.deployment import Crash, crashing_at
 from trainshed.control.crashpoints import Point
 from trainshed.control.training import placing
@@ -23,25 +22,9 @@ from trainshed.model.scripts.spec import RAY
 from trainshed.model.states import AllocationState, State
 from trainshed.model.training.catalog import Cluster, Engine
 from trainshed.store import gangs
-from trainshed.store.database import Database
 
 FOREVER = Script(run_seconds=None)
 ELSEWHERE = "10.0.0.2:6379"
-
-
-@pytest.fixture
-def ray(database: Database, tmp_path) -> Iterator[Callable[..., ClusterDeployment]]:
-    """Makes a deployment whose only place for packed projects is a cluster with one node of two GPUs."""
-    made: list[ClusterDeployment] = []
-
-    def make(**options: object) -> ClusterDeployment:
-        deployment = ClusterDeployment(database, tmp_path / "site", **options)
-        made.append(deployment)
-        return deployment
-
-    yield make
-    for deployment in made:
-        deployment.close()
 
 
 def moved():
@@ -357,6 +340,9 @@ def test_what_runs_elsewhere_keeps_no_task_and_no_packed_project_from_a_cluster(
     here, task = d.pack(provider="ray"), d.far_task()
     d.until(here, "running")
     d.until_running(task)
+    assert d.tale(there).word in {"provisioning", "running"}, "it holds its place at Kaggle meanwhile"
+    assert d.tale(here).word == "running"
+    assert d.trial(task).state is State.RUNNING
 
 
 def test_P5_a_pass_that_did_not_know_what_holds_nodes_is_made_again(ray, monkeypatch):
