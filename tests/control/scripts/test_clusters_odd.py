@@ -21,7 +21,7 @@ from trainshed.engines.providers.ray import RayProvider
 from trainshed.model.scripts.spec import RAY
 from trainshed.model.states import AllocationState, State
 from trainshed.model.training.catalog import Cluster, Engine
-from trainshed.store import gangs
+from trainshed.store import gangs, scripts
 
 FOREVER = Script(run_seconds=None)
 ELSEWHERE = "10.0.0.2:6379"
@@ -343,6 +343,24 @@ def test_what_runs_elsewhere_keeps_no_task_and_no_packed_project_from_a_cluster(
     assert d.tale(there).word in {"provisioning", "running"}, "it holds its place at Kaggle meanwhile"
     assert d.tale(here).word == "running"
     assert d.trial(task).state is State.RUNNING
+
+
+def test_P5_one_that_was_routed_elsewhere_since_the_pass_looked_is_not_placed(ray, monkeypatch):
+    d = ray(course=FOREVER)
+    decide, rerouted = placing.decide, []
+
+    def late(*known, **options):
+        decided = decide(*known, **options)
+        for admission in decided.admissions if not rerouted else ():
+            rerouted.append(admission.id)
+            d.database.write(lambda c, job=admission.id: scripts.change(c, job, {"provider": "elsewhere"}))
+        return decided
+
+    monkeypatch.setattr(placing, "decide", late)
+    job = d.pack()
+    d.run_until(lambda: rerouted)
+    assert rerouted == [job]
+    assert (d.tale(job).attempts, d.held_there()) == ([], [])
 
 
 def test_P5_a_pass_that_did_not_know_what_holds_nodes_is_made_again(ray, monkeypatch):

@@ -90,8 +90,8 @@ class ClusterGuests:
     ) -> Allocation | None:
         """Open the Attempt, in the transaction that gives it its place (P5)."""
         look = locked_look(connection, admission.id, now)
-        if look is None or look.trial.state is not State.QUEUED or look.script.provider is None:
-            return None
+        if look is None or look.trial.state is not State.QUEUED or look.script.provider != RAY:
+            return None  # it was stopped, or routed elsewhere, since the pass looked
         [part] = admission.parts
         claim = Claim(admission.key.pool, part.spec, admission.key.resource_type)
         gpus = f", GPU {', '.join(map(str, part.gpus))}" if part.gpus else ""
