@@ -105,15 +105,16 @@ def test_an_error_of_the_source_passes_through_and_leaves_nothing(store):
     assert_nothing_is_left(store)
 
 
-def test_E105_a_byte_that_flips_between_write_and_read_back_is_found(tmp_path):
-    class FaultyDisk(FolderBlobStore):
-        def _settle(self, fd: int) -> None:
-            super()._settle(fd)
-            os.pwrite(fd, b"S", 0)
+def test_E105_a_byte_that_flips_between_write_and_read_back_is_found(store, monkeypatch):
+    def damaging(fd: int) -> None:
+        real(fd)
+        os.pwrite(fd, b"S", 0)
 
-    store = FaultyDisk(tmp_path / "blobs")
-    with pytest.raises(ReadBackMismatch, match="gave back"):
-        store.put(io.BytesIO(DATA))
+    real = os.fdatasync
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", damaging)
+        with pytest.raises(ReadBackMismatch, match="did not give back"):
+            store.put(io.BytesIO(DATA))
     assert_nothing_is_left(store)
 
 

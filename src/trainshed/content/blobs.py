@@ -1,6 +1,6 @@
 """Content-addressed storage: bytes under the name of their SHA-256, durable and verified before they count.
 
-A blob is written to a hidden part file, hashed on the way, synced, read back from the device, hashed again
+A blob is written to a hidden part file, synced, read back from the device, hashed as the device gives it back
 and only then renamed to its name (contract E105). Whoever sees a name sees the whole, right content; a crash,
 a full disk or a wrong digest leaves nothing visible.
 """
@@ -16,15 +16,18 @@ import re
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from trainshed.content.batches import Batches, NotGivenBack
+from trainshed.content.proofs import BUFFER_BYTES, ChangedOnDevice, ProvedFile, stretch
 from trainshed.content.syncs import locked, sync_folder
 
-BUFFER_BYTES = 1 << 20
+_PROVERS = 4
+"""Large blobs that are read back at a time."""
 _NAME = re.compile(r"[0-9a-f]{64}")
 _PROBE_BYTES = 256 << 10
 """Less than this is as good as nothing."""
@@ -215,6 +218,7 @@ class FolderBlobStore:
                 sync_folder(folder)
             self._remove_abandoned_parts()
             self._batches = Batches(root / "batches", self._blobs)
+        self._provers = ThreadPoolExecutor(_PROVERS, "blobs-proof")
 
     def put(
         self,
@@ -229,8 +233,6 @@ class FolderBlobStore:
             blob = self._write(fd, source, size, limit)
             check_promise(blob, sha256, size)
             with store_errors(part):
-                self._settle(fd)
-                check_read_back(blob, _hash_file(fd))
                 self._let_in(fd, part, blob)
         return blob
 
@@ -350,25 +352,20 @@ class FolderBlobStore:
         return self._blobs / sha256[:2] / sha256
 
     def _write(self, fd: int, source: Readable, size: int | None, limit: int | None) -> Blob:
-        digest, total = hashlib.sha256(), 0
-        for piece in pieces(source):
-            total += len(piece)
-            if limit is not None and total > limit:
-                raise BlobTooLarge(f"more than {limit} bytes")
-            if size is not None and total > size:
-                raise DigestMismatch(f"promised {size} bytes, received more")
-            digest.update(piece)
+        """Bring a source to the device; what the device gives back."""
+        digest = hashlib.sha256()
+        with ProvedFile(self._provers, fd, digest=digest) as file:
+            for piece in pieces(source):
+                total = file.place + len(piece)
+                if limit is not None and total > limit:
+                    raise BlobTooLarge(f"more than {limit} bytes")
+                if size is not None and total > size:
+                    raise DigestMismatch(f"promised {size} bytes, received more")
+                with store_errors(self._parts):
+                    file.write(piece)
             with store_errors(self._parts):
-                left = piece
-                while left:
-                    left = left[os.write(fd, left) :]
-        return Blob(digest.hexdigest(), total)
-
-    def _settle(self, fd: int) -> None:
-        """Bring the part file to the device and drop the cached copy: reading back shall mean something."""
-        os.fsync(fd)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                file.prove()
+            return Blob(digest.hexdigest(), file.place)
 
     @contextlib.contextmanager
     def _part_file(self) -> Iterator[tuple[int, Path]]:
@@ -444,11 +441,9 @@ def pieces(source: Readable) -> Iterator[memoryview]:
 
 def _hash_file(fd: int) -> Blob:
     digest, size = hashlib.sha256(), 0
-    # Most blobs are small, and clearing a whole buffer takes longer than hashing one of them.
-    buffer = memoryview(bytearray(min(BUFFER_BYTES, os.fstat(fd).st_size + 1)))
-    while count := os.preadv(fd, [buffer], size):
-        digest.update(buffer[:count])
-        size += count
+    for piece in stretch(fd, 0, os.fstat(fd).st_size + 1):
+        digest.update(piece)
+        size += len(piece)
     return Blob(digest.hexdigest(), size)
 
 
@@ -457,6 +452,8 @@ def store_errors(path: Path, *, absent: str | None = None) -> Iterator[Path]:
     """Turn the system's errors into the store's, each with the place it is about."""
     try:
         yield path
+    except ChangedOnDevice as error:
+        raise ReadBackMismatch(str(error)) from error
     except FileNotFoundError as error:
         if absent is not None:
             raise BlobNotFound(f"no blob {absent}") from None

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trainshed.content.blobs import BUFFER_BYTES, Readable
+from trainshed.content.blobs import Readable
+from trainshed.content.proofs import BUFFER_BYTES
 
 TREE_MODE = "40000"
 _ID_BYTES = 20

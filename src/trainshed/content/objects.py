@@ -37,7 +37,6 @@ from obstore.exceptions import (
 )
 
 from trainshed.content.blobs import (
-    BUFFER_BYTES,
     Blob,
     BlobNotFound,
     BlobReader,
@@ -53,6 +52,7 @@ from trainshed.content.blobs import (
     checked_name,
     pieces,
 )
+from trainshed.content.proofs import BUFFER_BYTES
 
 PART_BYTES = 8 << 20
 """Up to here one request stores a blob; what is larger goes in parts of at least this size."""

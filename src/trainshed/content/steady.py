@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable
 
-from trainshed.content.blobs import BUFFER_BYTES
+from trainshed.content.proofs import BUFFER_BYTES
 
 
 class FileChanged(Exception):

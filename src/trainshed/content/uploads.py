@@ -2,10 +2,10 @@
 
 An upload belongs to a project and a digest. Its bytes lie in a file beside the store, and a line beside that
 file says how many of them count. A part is written behind them, synced, dropped from the cache, read back
-from the device and only then counted, so whoever was answered may forget what he sent. What is read back also
-feeds the digest of the whole: when the last part has come there is nothing left to hash, and a local store
-takes the file in by its name. Where that cannot be, after a restart or with a remote store, finishing goes on
-beside the requests, and who asks is told that it does.
+from the device (`trainshed.content.proofs`) and only then counted, so whoever was answered may forget what he
+sent. What is read back also feeds the digest of the whole: when the last part has come there is nothing left
+to hash, and a local store takes the file in by its name. Where that cannot be, after a restart or with a
+remote store, finishing goes on beside the requests, and who asks is told that it does.
 
 Several processes may serve the same folder: each upload is locked while somebody writes to it.
 """
@@ -18,7 +18,6 @@ import os
 import re
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from trainshed.content.blobs import (
-    BUFFER_BYTES,
     Blob,
     BlobError,
     BlobNotFound,
@@ -34,13 +32,13 @@ from trainshed.content.blobs import (
     BlobTooLarge,
     DigestMismatch,
     Readable,
-    ReadBackMismatch,
     StoreFull,
     StoreUnavailable,
     checked_name,
     pieces,
     store_errors,
 )
+from trainshed.content.proofs import ProvedFile, stretch
 from trainshed.content.syncs import locked, sync_folder
 
 KEPT_SECONDS = 86_400.0
@@ -53,6 +51,7 @@ _CATCH_UP_BYTES = 256 << 20
 """How much of what was there before one request hashes, beside its own part."""
 _SWEEP_SECONDS = 3600.0
 _FINISHERS = 4
+_PROVERS = 4
 _STATE = re.compile(rb"(\d{20}) (\d{20})\n")
 _NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}")
 
@@ -95,6 +94,8 @@ class _Running:
 
     digest: Any = field(default_factory=hashlib.sha256)
     done: int = 0
+    end: int = 0
+    """Where the part that came last ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ class Uploads:
         self._finishing: dict[str, Future[None]] = {}
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(_FINISHERS, "uploads")
+        self._provers = ThreadPoolExecutor(_PROVERS, "uploads-proof")
         self._closing = threading.Event()
         with store_errors(root):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -234,17 +236,16 @@ class Uploads:
             # A server that was killed may have left a part behind them that does not count.
             os.ftruncate(held.data, offset)
         try:
-            length, check = self._write(held, part, offset, size)
+            running = self._write(held, part, offset, size)
             with store_errors(self._root):
-                running = self._read_back(held, offset, length, check)
-                held.write_state(offset + length, size)
+                held.write_state(running.end, size)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.ftruncate(held.data, offset)
             raise
         with self._guard:
             self._running[held.name] = running
-        return offset + length
+        return running.end
 
     def _begin_anew(self, held: _Held, size: int) -> UploadState:
         self._forget(held.name)
@@ -253,43 +254,30 @@ class Uploads:
             os.ftruncate(held.data, 0)
         return UploadState(0, size)
 
-    def _write(self, held: _Held, part: Readable, offset: int, size: int) -> tuple[int, int]:
-        """Bring a part to the device; its length and check sum."""
-        place, check = offset, 0
-        for piece in pieces(part):
-            if place + len(piece) > size:
-                raise BlobTooLarge(f"the part goes beyond the {size} bytes of the blob")
-            check = zlib.crc32(piece, check)
-            with store_errors(self._root):
-                left = memoryview(piece)
-                while left:
-                    count = os.pwrite(held.data, left, place)
-                    left, place = left[count:], place + count
+    def _write(self, held: _Held, part: Readable, offset: int, size: int) -> _Running:
+        """Bring a part to the device, and let the digest of the whole go on as far as it can."""
         with store_errors(self._root):
-            os.fdatasync(held.data)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(held.data, offset, place - offset, os.POSIX_FADV_DONTNEED)
-        return place - offset, check
+            running = self._caught_up(held, offset)
+        goes_on = running.done == offset
+        with ProvedFile(self._provers, held.data, offset, running.digest if goes_on else None) as file:
+            for piece in pieces(part):
+                if file.place + len(piece) > size:
+                    raise BlobTooLarge(f"the part goes beyond the {size} bytes of the blob")
+                with store_errors(self._root):
+                    file.write(piece)
+            with store_errors(self._root):
+                file.prove()
+            return _Running(running.digest, file.place if goes_on else running.done, file.place)
 
-    def _read_back(self, held: _Held, offset: int, length: int, check: int) -> _Running:
-        """Compare what the device gives back, and let the digest of the whole go on as far as it can."""
+    def _caught_up(self, held: _Held, offset: int) -> _Running:
+        """A digest of what lies before ``offset``, as far as that can be had in a request's time."""
         with self._guard:
             known = self._running.get(held.name, _Running())
-        running = _Running(known.digest.copy(), known.done)
-        if running.done > offset:
-            running = _Running()
+        running = _Running(known.digest.copy(), known.done) if known.done <= offset else _Running()
         caught_up = min(offset, running.done + _CATCH_UP_BYTES)
-        for piece in _stretch(held.data, running.done, caught_up):
+        for piece in stretch(held.data, running.done, caught_up):
             running.digest.update(piece)
         running.done = caught_up
-        found = 0
-        for piece in _stretch(held.data, offset, offset + length):
-            found = zlib.crc32(piece, found)
-            if running.done >= offset:
-                running.digest.update(piece)
-                running.done += len(piece)
-        if found != check:
-            raise ReadBackMismatch(f"the device did not give back what was written at byte {offset}")
         return running
 
     def _finished(self, project: str, name: str, size: int, wait: float) -> UploadState:
@@ -337,7 +325,7 @@ class Uploads:
         """Hash what was not hashed as it came. Wrong bytes are thrown away."""
         with self._guard:
             running = self._running.setdefault(held.name, _Running())
-        for piece in _stretch(held.data, running.done, blob.size):
+        for piece in stretch(held.data, running.done, blob.size):
             if self._closing.is_set():
                 raise StoreUnavailable("the server ends; the upload goes on when it is asked for again")
             running.digest.update(piece)
@@ -430,11 +418,3 @@ def _parse(text: bytes) -> UploadState:
 
 def _wrong_size(state: UploadState) -> BlobError:
     return OffsetMismatch(0) if state.size is None else SizeMismatch(f"the upload has {state.size} bytes")
-
-
-def _stretch(fd: int, start: int, end: int) -> Iterator[memoryview]:
-    """The bytes of a file from ``start`` to ``end``; a piece is valid until the next one is asked for."""
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    while start < end and (count := os.preadv(fd, [buffer[: end - start]], start)):
-        yield buffer[:count]
-        start += count

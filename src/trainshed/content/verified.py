@@ -16,7 +16,6 @@ from pathlib import Path
 import structlog
 
 from trainshed.content.blobs import (
-    BUFFER_BYTES,
     BlobError,
     BlobNotFound,
     BlobStore,
@@ -27,6 +26,7 @@ from trainshed.content.blobs import (
 )
 from trainshed.content.flights import Cancelled, Flights, Progress, never, silent
 from trainshed.content.linked_trees import Stamp, stamp_of
+from trainshed.content.proofs import BUFFER_BYTES
 
 _PARALLEL = 8
 _KEPT_PROOFS = 1 << 16
