@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from sqlalchemy import create_engine
 
 from support import postgres as private_postgres
 from support.databases import KINDS, left_out
+from support.docker import DockerRefused, missing_docker, running_docker
 from support.order import in_order
 from support.postgres import PrivateCluster
 from support.processes import kill_programs, strangers_of
@@ -81,6 +83,21 @@ def registry() -> Iterator[Registry]:
         pytest.fail(f"{', '.join(missing)} missing: run scripts/install-containers")
     with running_registry() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def docker_host(registry: Registry) -> Iterator[str]:
+    """The address of a docker daemon of this test process, which ``DOCKER_HOST`` names from here on."""
+    del registry  # who leaves out the tests of images has neither
+    if os.geteuid() == 0 and (missing := missing_docker()):
+        pytest.fail(f"{', '.join(missing)} missing: run scripts/install-containers")
+    with contextlib.ExitStack() as stack:
+        try:
+            host = stack.enter_context(running_docker())
+        except DockerRefused as refused:
+            pytest.skip(str(refused))  # a right that the machine withholds; CI has it
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("DOCKER_HOST", host)
+        yield host
 
 
 @pytest.fixture(scope="session")

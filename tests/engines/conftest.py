@@ -18,7 +18,6 @@ from engines.containers import (
     make_ground,
 )
 from engines.machinery import LocalHarness, each_way
-from support.docker import running_docker, why_no_docker
 from support.ray_cluster import RayCluster, shared_cluster
 from support.registry import Registry
 from trainshed.engines.local import ImageSettings, LocalEngine
@@ -37,14 +36,12 @@ def image_ground(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def docker_ground(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageGround]:
+def docker_ground(
+    registry: Registry, docker_host: str, tmp_path_factory: pytest.TempPathFactory
+) -> ImageGround:
     """The same with a docker daemon of the tests' own."""
-    if reason := why_no_docker():
-        pytest.skip(reason)  # a daemon of the machine's own choice; podman proves the same rules in CI
-    folder = tmp_path_factory.mktemp("docker")
-    with running_docker(folder / "daemon") as host, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DOCKER_HOST", host)
-        yield make_ground(folder / "engine", registry, "docker")
+    del docker_host  # the environment names it
+    return make_ground(tmp_path_factory.mktemp("docker") / "engine", registry, "docker")
 
 
 @pytest.fixture(scope="session")
