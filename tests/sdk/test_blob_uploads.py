@@ -26,7 +26,7 @@ from trainshed.sdk.errors import (
     PermissionRefused,
     ServerUnavailable,
 )
-from trainshed.sdk.transport import route
+from trainshed.sdk.transport import Transport, route
 
 QUICK = RetryPolicy(attempts=4, first=0.001, longest=0.002)
 PART = 50_000
@@ -207,6 +207,29 @@ def test_a_file_that_changed_since_it_was_hashed_is_named(uploads, http, tmp_pat
     assert not stored(http, large)
     path.write_bytes(data)
     uploads.send([large])
+    assert stored(http, large)
+
+
+@pytest.mark.parametrize("size", [PART // 2, 3 * PART + 10], ids=["whole", "parts"])
+def test_what_is_sent_to_another_machine_is_read_while_it_is_sent_too(
+    module_server, http, monkeypatch, tmp_path, size
+):
+    """There is no other machine here: the library that would speak to it speaks to this one."""
+    monkeypatch.setattr(Transport, "_plain", False)
+    path = tmp_path / "weights.bin"
+    path.write_bytes(data := os.urandom(size))
+    large = upload_from(path)
+    plan = faults_in_turn([Fault.NONE, Fault.DROP_REPLY], path="/v1/content")
+    with (
+        FaultProxy(module_server.url, plan) as proxy,
+        Client(proxy.url, module_server.key, retry=QUICK) as client,
+    ):
+        sender = BlobUploads(client._transport)
+        path.write_bytes(data[:-1])
+        with pytest.raises(ContentChanged, match="shorter"):
+            sender.send([large])
+        path.write_bytes(data)
+        sender.send([large])
     assert stored(http, large)
 
 

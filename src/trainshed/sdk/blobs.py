@@ -24,11 +24,12 @@ from trainshed.sdk.errors import (
     LocalFileError,
     TrainshedError,
 )
+from trainshed.sdk.loopback import Content, Streamed
 from trainshed.sdk.transport import Transport, route
 
 PARALLEL_UPLOADS = 4
 PART_BYTES = 32 << 20
-"""The largest part that is sent at once; each of the parallel uploads holds one in memory."""
+"""The largest part that is sent at once, and sent again where its answer is lost."""
 OUTAGE_SECONDS = 300.0
 """How long a server that does not answer is waited for, in the middle of an upload."""
 SMALL_BYTES = 256 << 10
@@ -158,8 +159,8 @@ class _Sending:
             if upload.size > self.part_bytes:
                 self._send_parts(upload, file)
             else:
-                content = self._read(upload, file, upload.size)
-                self._store([upload], "PUT", route("content", "blobs", upload.sha256), content)
+                where = route("content", "blobs", upload.sha256)
+                self._store([upload], "PUT", where, self._streamed(upload, file, 0, upload.size))
                 self.meter.add(upload.size)
 
     def _send_together(self, batch: Sequence[Upload]) -> None:
@@ -167,7 +168,7 @@ class _Sending:
         for upload in batch:
             with _local_errors(upload), upload.open() as file:
                 body += b"%s %d\n" % (upload.sha256.encode(), upload.size)
-                body += self._read(upload, file, upload.size)
+                body += b"".join(self._read(upload, file, upload.size))
         self._store(batch, "POST", route("content", "blobs"), bytes(body))
         self.meter.add(sum(upload.size for upload in batch))
 
@@ -177,8 +178,8 @@ class _Sending:
         while True:
             self.meter.add(offset - told)
             told = max(told, offset)
-            file.seek(offset)
-            content = self._read(upload, file, min(self.part_bytes, upload.size - offset))
+            count = min(self.part_bytes, upload.size - offset)
+            content = self._streamed(upload, file, offset, count)
             asked_at = time.monotonic()
             try:
                 answer = self._store([upload], "PUT", where, content, offset=offset, size=upload.size)
@@ -206,20 +207,36 @@ class _Sending:
         state = mapping(answer, "an upload")
         return _number(state.get("offset")) if state.get("size") == upload.size else 0
 
-    def _read(self, upload: Upload, file: BinaryIO, count: int) -> bytes:
+    def _streamed(self, upload: Upload, file: BinaryIO, offset: int, count: int) -> Streamed:
+        """A part of a file as a body: it is read while it is sent, and again where it is sent again."""
+
+        def pieces() -> Iterator[bytes]:
+            file.seek(offset)
+            return self._read(upload, file, count)
+
+        return Streamed(count, pieces)
+
+    def _read(self, upload: Upload, file: BinaryIO, count: int) -> Iterator[bytes]:
         """The next bytes of the file; nothing may be missing, and nothing may follow the last ones."""
-        pieces, left = [], count
-        while left:
-            if not (piece := file.read(min(left, _READ_BYTES))):
+        left = count
+        while True:
+            if self._stopping.is_set():
+                raise _Stopped
+            with _local_errors(upload):
+                piece = file.read(min(left, _READ_BYTES))
+                ended = len(piece) == left
+                longer = ended and file.tell() == upload.size and file.read(1)
+            if longer:
+                raise _changed(upload, "it has become longer")
+            if not (piece or ended):
                 raise _changed(upload, "it has become shorter")
-            pieces.append(piece)
+            yield piece
+            if ended:
+                return
             left -= len(piece)
-        if file.tell() == upload.size and file.read(1):
-            raise _changed(upload, "it has become longer")
-        return b"".join(pieces)
 
     def _store(
-        self, uploads: Sequence[Upload], method: str, where: str, content: bytes, **query: int
+        self, uploads: Sequence[Upload], method: str, where: str, content: Content, **query: int
     ) -> Mapping[str, Any]:
         def once() -> Any:
             # All that is stored is named by its hash, so that it may be sent again.

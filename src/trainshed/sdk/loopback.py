@@ -10,7 +10,8 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -24,6 +25,23 @@ _TOGETHER_BYTES = 1 << 16
 _INFORMATIONAL = range(100, 200)
 _HAS_BODY = frozenset({"POST", "PUT", "PATCH"})
 _Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A body of ``size`` bytes that need not be in memory; ``begin`` gives its pieces from the first on."""
+
+    size: int
+    begin: Callable[[], Iterator[bytes]]
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.begin()
+
+
+Content = bytes | Streamed
 
 
 class NoAnswer(Exception):
@@ -59,11 +77,14 @@ class Loopback:
         *,
         query: Mapping[str, Any] | None,
         headers: Mapping[str, str],
-        content: bytes | None,
+        content: Content | None,
         timeout: float,
         connect_timeout: float,
     ) -> Reply:
-        """Send one request and read its answer. Times are in seconds, for each wait. Raises `NoAnswer`."""
+        """Send one request and read its answer. Times are in seconds, for each wait.
+
+        Raises `NoAnswer`, and what the pieces of a streamed body raise.
+        """
         parts = urlsplit(url)
         address = (parts.hostname or "", parts.port or 80)
         target = parts.path + (f"?{_encoded(query)}" if query else "")
@@ -76,7 +97,7 @@ class Loopback:
         kept = False
         try:
             connection.settimeout(timeout)
-            _send(connection, head, content or b"")
+            _send(connection, head, b"" if content is None else content)
             reply, kept = _read(connection)
         except (OSError, httptools.HttpParserError) as error:
             raise NoAnswer(str(error) or type(error).__name__, reached=True) from error
@@ -173,13 +194,15 @@ class _Reader:
             self.headers.clear()
 
 
-def _send(connection: socket.socket, head: bytes, content: bytes) -> None:
+def _send(connection: socket.socket, head: bytes, content: Content) -> None:
+    pieces = [content] if isinstance(content, bytes) else content
     try:
         if len(content) <= _TOGETHER_BYTES:
-            connection.sendall(head + content)
+            connection.sendall(b"".join([head, *pieces]))
         else:
             connection.sendall(head)
-            connection.sendall(content)
+            for piece in pieces:
+                connection.sendall(piece)
     except (BrokenPipeError, ConnectionResetError):
         # A server that refuses a long body answers before it came, and closes. The answer is there to read.
         return

@@ -29,7 +29,7 @@ from trainshed.sdk.errors import (
     ServerUnavailable,
     api_error,
 )
-from trainshed.sdk.loopback import Loopback, NoAnswer, Reply
+from trainshed.sdk.loopback import Content, Loopback, NoAnswer, Reply, Streamed
 from trainshed.sdk.retry_after import retry_after
 from trainshed.sdk.source import standing_headers
 
@@ -125,7 +125,7 @@ class Transport:
         *,
         query: Mapping[str, Any] | None = None,
         body: Any = None,
-        content: bytes | None = None,
+        content: Content | None = None,
         repeatable: bool | None = None,
         timeout: float | None = None,
         deadline: float | None = None,
@@ -154,7 +154,7 @@ class Transport:
         *,
         query: Mapping[str, Any] | None = None,
         body: Any = None,
-        content: bytes | None = None,
+        content: Content | None = None,
         repeatable: bool | None = None,
         timeout: float | None = None,
         deadline: float | None = None,
@@ -232,11 +232,10 @@ class Transport:
         self, method: str, path: str, headers: Mapping[str, str], content: bytes | None
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Somebody else's request, sent once with our key: status, headers and bytes of whatever answers."""
-        own = self.identity(path)
         try:
             path, _, text = path.partition("?")
             query = parse_qs(text, keep_blank_values=True)
-            reply = self._exchange(method, path, {**headers, **own}, content, query=query)
+            reply = self._exchange(method, path, {**headers, **self.identity(path)}, content, query=query)
         except NoAnswer as error:
             self._look_again()
             raise ConnectionFailed(_sentence(self.connection.url, error)) from error
@@ -361,7 +360,7 @@ class Transport:
         method: str,
         path: str,
         headers: Mapping[str, str],
-        content: bytes | None,
+        content: Content | None,
         *,
         query: Mapping[str, Any] | None = None,
         patience: float | None = None,
@@ -381,13 +380,14 @@ class Transport:
             )
         import httpx2  # noqa: PLC0415 - 100 ms that calls to this machine do not pay
 
+        length = {"Content-Length": str(len(content))} if isinstance(content, Streamed) else {}
         try:
             response = self._http.request(
                 method,
                 self._url(path),
                 params=query,
                 content=content,
-                headers=dict(headers),
+                headers={**headers, **length},
                 timeout=httpx2.Timeout(seconds, connect=connect),
             )
         except httpx2.TransportError as error:
