@@ -58,6 +58,12 @@ def podman(tmp_path: Path, image_ground: ImageGround) -> Iterator[ImageHarness]:
     yield from image_way(tmp_path, image_ground)
 
 
+@pytest.fixture(params=["image_ground", "docker_ground"], ids=["podman", "docker"])
+def contained(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ImageHarness]:
+    """With podman, and with docker where a daemon can be started."""
+    yield from image_way(tmp_path, request.getfixturevalue(request.param))
+
+
 @pytest.fixture
 def fresh(tmp_path: Path, registry: Registry) -> Iterator[Callable[..., LocalEngine]]:
     """Makes engines on a folder of the test's own, without an image in it."""

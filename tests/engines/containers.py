@@ -1,4 +1,4 @@
-"""Driving a real local engine whose programs run in an image, with podman and a registry on loopback."""
+"""Driving a real local engine whose programs run in an image: podman or docker, a registry on loopback."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from engines.conformance import written
 from engines.machinery import LocalHarness
+from support.processes import command_of
 from support.registry import Registry, bash_tree
 from trainshed.engines import EngineError, Launch
 from trainshed.engines.local import ImageSettings, Isolation, LocalEngine
@@ -82,13 +83,24 @@ class ImageHarness(LocalHarness):
         super().close()
         assert not self.leftovers()
 
+    def programs(self, attempt_id: str) -> set[int]:
+        """What runs of an attempt beside its container, which docker's daemon keeps until the release."""
+        own = self.processes(attempt_id)
+        return {pid for pid in own if container.KEEPER[-1] not in command_of(pid)}
+
+    def containers(self) -> list[str]:
+        """Containers of this engine's that are there, also those that its runtime no longer counts."""
+        return [
+            *left_containers(self.root),
+            *self.engine._containers.runtime.containers(self.engine.instance),
+        ]
+
     def leftovers(self) -> list[str]:
         """Control groups, containers and mounts that are still there after the engine was closed."""
         return [
             *super().leftovers(),
             *left_groups(self.engine.instance),
-            *left_containers(self.root),
-            *self.engine._containers.runtime.containers(self.engine.instance),
+            *self.containers(),
             *mounts.mounted_below(str(self.root)),
         ]
 

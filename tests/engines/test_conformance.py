@@ -96,7 +96,7 @@ class TestPodman(EngineConformance, GangConformance):
         yield from image_way(tmp_path, image_ground)
 
 
-class TestDocker(EngineConformance):
+class TestDocker(EngineConformance, GangConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path, docker_ground: ImageGround) -> Iterator[Harness]:
         yield from image_way(tmp_path, docker_ground)

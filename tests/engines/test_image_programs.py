@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engines.conformance import LIMITS, SETTLED, Behaviour, written
-from engines.containers import ImageGround, ImageHarness, built, image_engine, image_way, left_containers
+from engines.containers import ImageHarness, built, image_engine
 from engines.machinery import LocalHarness
 from support.leftovers import processes_of
 from support.registry import Registry
 from support.waiting import wait_until
 from trainshed.engines import EndedBy, EngineError, Exit, Mount, Phase
 from trainshed.engines.local import DEFAULT_USER
+from trainshed.engines.local.runtimes import LABEL
 from trainshed.jobkit import frames
 from trainshed.model.resources import Gpu
-
-
-@pytest.fixture(params=["image_ground", "docker_ground"])
-def contained(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ImageHarness]:
-    """With podman, and with docker where a daemon can be started."""
-    yield from image_way(tmp_path, request.getfixturevalue(request.param))
 
 
 def run(harness: LocalHarness, text: str, **settings: object) -> Exit:
@@ -38,6 +33,14 @@ def run(harness: LocalHarness, text: str, **settings: object) -> Exit:
     return observation.exit
 
 
+def _make(harness: ImageHarness, name: str) -> None:
+    """Have the runtime make a container that no attempt of the engine's asked for."""
+    containers = harness.engine._containers
+    wanted = replace(containers._template(name), image=(harness.image,))
+    command = containers.runtime.starting(wanted, harness.path).commands[0]
+    subprocess.run(command, env=dict(containers.runtime.environment), check=True, capture_output=True)
+
+
 def output(harness: LocalHarness, stream: int = frames.STDOUT) -> str:
     return written(harness.engine.logs("attempt-1").frames, stream).decode()
 
@@ -46,14 +49,14 @@ def output(harness: LocalHarness, stream: int = frames.STDOUT) -> str:
 
 
 def test_E43_a_tag_that_moved_changes_nothing_for_who_was_frozen_before(
-    podman: ImageHarness, registry: Registry
+    contained: ImageHarness, registry: Registry
 ) -> None:
-    assert run(podman, "cat /marker").code == 0
+    assert run(contained, "cat /marker").code == 0
     registry.push(registry.image("busybox", marker="moved"), "team/python", "1")
-    assert registry.digest("team/python", "1") not in podman.image
-    podman.engine.launch(podman.shell("attempt-2", "cat /marker"))
-    podman.until("attempt-2", SETTLED)
-    assert output(podman) == written(podman.engine.logs("attempt-2").frames).decode() == "of the image"
+    assert registry.digest("team/python", "1") not in contained.image
+    contained.engine.launch(contained.shell("attempt-2", "cat /marker"))
+    contained.until("attempt-2", SETTLED)
+    assert output(contained) == written(contained.engine.logs("attempt-2").frames).decode() == "of the image"
 
 
 def test_a_program_sees_the_image_and_its_own_folders_and_nothing_of_the_machine(
@@ -189,13 +192,14 @@ def test_C12_a_mount_in_an_image_is_also_where_it_is_asked_for(
     assert [each.name for each in source.iterdir()] == ["x"]
 
 
+@pytest.mark.parametrize("ground", ["image_ground", "docker_ground"])
 @pytest.mark.parametrize("isolated", [False, True])
 def test_the_network_is_the_machines_unless_trials_are_isolated(
-    tmp_path: Path, image_ground: ImageGround, *, isolated: bool
+    tmp_path: Path, request: pytest.FixtureRequest, ground: str, *, isolated: bool
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with image_engine(tmp_path, image_ground, isolated=isolated) as harness:
+        with image_engine(tmp_path, request.getfixturevalue(ground), isolated=isolated) as harness:
             exit_ = run(harness, f"id -u; echo $HOME; : < /dev/tcp/127.0.0.1/{port}; echo mine > file")
             user, home = ("0", "/root") if not isolated or os.geteuid() else (str(DEFAULT_USER), "/tmp")
             assert output(harness).splitlines() == [user, home]
@@ -207,75 +211,112 @@ def test_the_network_is_the_machines_unless_trials_are_isolated(
 # Crashes, and that nothing is left
 
 
-@pytest.mark.parametrize("window", ["runtime.txt", "monitor.pid", "keeper.pid", "started.json"])
+@pytest.mark.parametrize("window", ["runtime.txt", "started.json"])
 def test_P3_a_shim_killed_while_its_container_is_made_starts_user_code_at_most_once(
+    contained: ImageHarness, window: str
+) -> None:
+    _kill_the_shim(contained, window)
+
+
+@pytest.mark.parametrize("window", ["monitor.pid", "keeper.pid"])
+def test_P3_a_shim_killed_while_podman_makes_its_container_starts_user_code_at_most_once(
     podman: ImageHarness, window: str
 ) -> None:
-    launch = podman.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED)
-    podman.engine.launch(launch)
-    wait_until((podman.folder("attempt-1") / window).exists)
-    podman.lose("attempt-1")
-    wait_until(lambda: podman.processes("attempt-1") == set(), what="the end of what the shim left")
-    started = (podman.folder("attempt-1") / "started.json").exists()
-    assert podman.observe("attempt-1").phase is (Phase.LOST if started else Phase.PREPARING)
-    podman.reopen()
-    podman.engine.launch(launch)
+    _kill_the_shim(podman, window)
+
+
+def _kill_the_shim(contained: ImageHarness, window: str) -> None:
+    launch = contained.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED)
+    contained.engine.launch(launch)
+    wait_until((contained.folder("attempt-1") / window).exists)
+    contained.lose("attempt-1")
+    wait_until(lambda: contained.programs("attempt-1") == set(), what="the end of what the shim left")
+    started = (contained.folder("attempt-1") / "started.json").exists()
+    assert contained.observe("attempt-1").phase is (Phase.LOST if started else Phase.PREPARING)
+    contained.reopen()
+    contained.engine.launch(launch)
     if not started:
-        podman.running("attempt-1")
-    assert podman.engine.release("attempt-1").confirmed
-    assert podman.starts("attempt-1") <= 1
-    assert left_containers(podman.root) == []
+        contained.running("attempt-1")
+    assert contained.engine.release("attempt-1").confirmed
+    assert contained.starts("attempt-1") <= 1
+    assert contained.containers() == []
 
 
-def test_a_stop_while_the_container_is_made_means_that_it_never_starts(podman: ImageHarness) -> None:
-    podman.engine.launch(podman.launch("attempt-1", Behaviour.SUCCEEDS))
-    wait_until((podman.folder("attempt-1") / "runtime.txt").exists)
-    podman.engine.stop("attempt-1")
-    observation = podman.until("attempt-1", SETTLED)
+def test_P3_a_container_that_a_killed_shim_left_is_out_of_the_way_of_the_next_launch(
+    contained: ImageHarness,
+) -> None:
+    _make(contained, "attempt-1")
+    assert contained.containers()
+    contained.run("attempt-1", Behaviour.SUCCEEDS)
+    assert contained.starts("attempt-1") == 1
+    assert contained.engine.release("attempt-1").confirmed
+    assert contained.containers() == []
+
+
+def test_P6_a_container_that_docker_still_makes_for_a_killed_client_is_waited_for(
+    request: pytest.FixtureRequest, tmp_path: Path, docker_host: str
+) -> None:
+    ground = request.getfixturevalue("docker_ground")
+    with image_engine(tmp_path, ground) as docker, socket.socket(socket.AF_UNIX) as client:
+        runtime = docker.engine._containers.runtime
+        label = {LABEL: docker.engine.instance}
+        body = json.dumps({"Image": docker.image, "Cmd": ["true"], "Labels": label})
+        client.connect(docker_host.removeprefix("unix://"))
+        client.sendall(
+            b"POST /containers/create?name=begun HTTP/1.0\r\nContent-Type: application/json\r\n"
+            + f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        runtime.settle("begun", docker.image)
+        assert runtime.remove("begun") is None
+        assert b" 201 " in client.recv(256)
+        assert docker.containers() == []
+
+
+def test_a_stop_while_the_container_is_made_means_that_it_never_starts(contained: ImageHarness) -> None:
+    contained.engine.launch(contained.launch("attempt-1", Behaviour.SUCCEEDS))
+    wait_until((contained.folder("attempt-1") / "runtime.txt").exists)
+    contained.engine.stop("attempt-1")
+    observation = contained.until("attempt-1", SETTLED)
     assert observation.exit is not None
     assert observation.exit.ended_by in {EndedBy.STOP, EndedBy.EXIT}
-    assert podman.starts("attempt-1") == (observation.started_at is not None)
-    release = podman.engine.release("attempt-1")
+    assert contained.starts("attempt-1") == (observation.started_at is not None)
+    release = contained.engine.release("attempt-1")
     assert (release.confirmed, release.checks["container"]) == (True, "removed")
 
 
-def test_P6_a_container_whose_folder_is_gone_is_found_by_its_label(podman: ImageHarness) -> None:
-    podman.engine.launch(podman.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
-    podman.running("attempt-1")
-    podman.lose("attempt-1")
-    wait_until(lambda: podman.processes("attempt-1") == set())
-    path = podman.folder("attempt-1")
-    path.rename(podman.path / "elsewhere")
-    podman.reopen()
-    assert list(podman.engine.sweep({"other"})) == ["attempt-1"]
-    assert left_containers(podman.root) == []
-    assert list(podman.engine.sweep({"other"})) == []
+def test_P6_a_container_whose_folder_is_gone_is_found_by_its_label(contained: ImageHarness) -> None:
+    contained.engine.launch(contained.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
+    contained.running("attempt-1")
+    contained.lose("attempt-1")
+    wait_until(lambda: contained.programs("attempt-1") == set())
+    path = contained.folder("attempt-1")
+    path.rename(contained.path / "elsewhere")
+    contained.reopen()
+    assert list(contained.engine.sweep({"other"})) == ["attempt-1"]
+    assert contained.containers() == []
+    assert list(contained.engine.sweep({"other"})) == []
 
 
-def test_a_try_of_a_server_that_was_killed_is_removed(podman: ImageHarness) -> None:
-    containers = podman.engine._containers
-    command = containers.runtime.starting(
-        replace(containers._template(".check-left"), image=(podman.image,)), podman.path
-    ).commands[0]
-    subprocess.run(command, env=dict(containers.runtime.environment), check=True, capture_output=True)
-    assert left_containers(podman.root)
-    assert list(podman.engine.sweep(())) == []
-    assert left_containers(podman.root) == []
+def test_a_try_of_a_server_that_was_killed_is_removed(contained: ImageHarness) -> None:
+    _make(contained, ".check-left")
+    assert contained.containers()
+    assert list(contained.engine.sweep(())) == []
+    assert contained.containers() == []
 
 
 def test_a_container_that_the_runtime_does_not_remove_keeps_the_attempt_unreleased(
-    podman: ImageHarness, monkeypatch: pytest.MonkeyPatch
+    contained: ImageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    podman.run("attempt-1", Behaviour.SUCCEEDS)
+    contained.run("attempt-1", Behaviour.SUCCEEDS)
     with monkeypatch.context() as broken:
-        broken.setattr(podman.engine._containers.runtime, "remove", lambda _name: "it hangs")
-        release = podman.engine.release("attempt-1")
+        broken.setattr(contained.engine._containers.runtime, "remove", lambda _name: "it hangs")
+        release = contained.engine.release("attempt-1")
         assert not release.confirmed
         assert release.checks["container"] == "not removed: it hangs"
-        assert podman.engine.work_directory("attempt-1").is_dir()
+        assert contained.engine.work_directory("attempt-1").is_dir()
         with pytest.raises(EngineError, match="it hangs"):
-            podman.engine.forget("attempt-1")
-    assert podman.engine.release("attempt-1").confirmed
+            contained.engine.forget("attempt-1")
+    assert contained.engine.release("attempt-1").confirmed
 
 
 def test_every_program_of_a_container_ends_with_the_attempt(contained: ImageHarness) -> None:

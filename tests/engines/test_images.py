@@ -495,7 +495,7 @@ def test_why_no_image_runs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     off.close()
     programs = tmp_path / "programs"
     programs.mkdir()
-    monkeypatch.setattr("trainshed.engines.local.runtimes._path", lambda: str(programs))
+    monkeypatch.setattr("trainshed.engines.local.runtimes.search_path", lambda: str(programs))
     nothing = LocalEngine(tmp_path / "nothing")
     assert nothing.images() == "neither podman nor docker is installed on the server's machine"
     nothing.close()

@@ -10,6 +10,7 @@ groups of ours, which hold its limits and see what the kernel does at them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -26,6 +27,11 @@ KEEPER = ("--norc", "--noprofile", "-p", "-c", "exec 3<> <(:); read -r -u 3")
 """Arguments for Bash: reading a pipe that it holds open itself, it waits for ever and reaps meanwhile."""
 OUTPUT = "runtime.txt"
 """What the container runtime said last, in the attempt folder."""
+HINTS = ("See 'docker ", "Run 'docker ")
+"""How lines begin that docker adds to what went wrong."""
+TAKEN = "is already in use by container"
+"""What docker says of the name of a container that there is, or that is being made."""
+_REPLACEMENTS, _PAUSE = 20, 0.1
 _SECONDS = 120
 _KEEPER_SECONDS = 10
 _OUTPUT_BYTES = 1 << 14
@@ -86,7 +92,7 @@ def start(path: str, box: Json, attempt_id: str) -> Keeper:
             os.unlink(name)
     said = ""
     for command in box["commands"]:
-        said = _invoke(path, command, box["environment"])
+        said = _replacing(path, command, box)
     monitor = _number(box["monitor"]) if box["monitor"] else None
     pid = _number(box["keeper"]) if box["keeper"] else int(said.strip() or 0)
     if not pid or not _became_keeper(pid, procs.MARK + attempt_id.encode()):
@@ -108,6 +114,23 @@ def enter(keeper: Keeper, user: int | None) -> None:
     _restrict(keeper.mounts, keeper.writable)
     linux.drop_privileges(user)
     os.chdir(sandbox.WORK)
+
+
+def _replacing(path: str, command: list[str], box: Json) -> str:
+    """Run a command of the runtime, with what a shim that was killed left of this name out of its way.
+
+    A daemon goes on with what it was told, so that may appear, and keep its name, a moment later.
+    """
+    for _ in range(_REPLACEMENTS):
+        try:
+            return _invoke(path, command, box["environment"])
+        except OSError as error:
+            if not box.get("replace") or TAKEN not in str(error.strerror):
+                raise
+        with contextlib.suppress(OSError):
+            _invoke(path, box["replace"], box["environment"])
+        time.sleep(_PAUSE)
+    return _invoke(path, command, box["environment"])
 
 
 def _invoke(path: str, command: list[str], environment: dict[str, str]) -> str:
@@ -166,7 +189,7 @@ def _wait(pid: int) -> int | None:
 
 
 def _last_words(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(HINTS)]
     words = lines[-1].removeprefix("Error: ") if lines else "it ended without a word"
     return words[-_DETAIL_CHARS:]
 

@@ -21,8 +21,10 @@ import trainshed
 from trainshed.engines.contract import EngineError, Launch
 from trainshed.engines.local import links, runtimes
 from trainshed.engines.local.isolation import Isolation
-from trainshed.engines.local.runtimes import Bind, Container, Podman, Runtime
+from trainshed.engines.local.podman import Podman, oci_runtimes
+from trainshed.engines.local.runtimes import Bind, Container, Runtime
 from trainshed.jobkit import cgroups, folder, mounts, procs, sandbox
+from trainshed.jobkit.container import OUTPUT
 from trainshed.model.images import RegistryRules
 from trainshed.model.resources import Gpu
 
@@ -134,7 +136,7 @@ class Containers:
 
     def _find_podman(self, program: str) -> Runtime:
         reasons = []
-        for oci_runtime in (*runtimes.oci_runtimes(), None):
+        for oci_runtime in (*oci_runtimes(), None):
             runtime = Podman(program, self.home, self.instance, oci_runtime)
             proof = self._proof(runtime, oci_runtime)
             with suppress(OSError):
@@ -307,6 +309,7 @@ class Containers:
             "environment": dict(runtime.environment),
             "keeper": os.fspath(starting.keeper) if starting.keeper else None,
             "monitor": os.fspath(starting.monitor) if starting.monitor else None,
+            "replace": list(starting.replace),
             "user": self._user or None,
         }
 
@@ -315,11 +318,16 @@ class Containers:
 
         The proof of its absence is what the runtime says, and that none of its control groups exists.
         """
-        reason = self.runtime.remove(self._name(attempt_id))
+        name, path = self._name(attempt_id), self._attempts / attempt_id
+        if (path / OUTPUT).exists() and not (path / folder.STARTED).exists():
+            with suppress(FileNotFoundError):
+                if image := (path / MARK).read_text(encoding="utf-8"):
+                    self.runtime.settle(name, image)
+        reason = self.runtime.remove(name)
         if reason is None and not self._remove_groups(attempt_id):
             reason = "a control group of it cannot be removed"
         if reason is None:
-            (self._attempts / attempt_id / MARK).unlink(missing_ok=True)
+            (path / MARK).unlink(missing_ok=True)
         return reason
 
     def uses(self, attempt_id: str) -> bool:

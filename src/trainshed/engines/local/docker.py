@@ -6,6 +6,7 @@ Registries and mirrors are the daemon's own settings; ours are for podman.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from trainshed.model.images import ImageReference, RegistryRules
 
 _SLICES = "systemd"
 """The daemon's driver of control groups that takes no groups of others."""
+
+_SETTLE_SECONDS = 30.0
 
 
 class Docker:
@@ -58,7 +61,8 @@ class Docker:
         options = [each for each in runtimes.common_options(wanted) if self._takes(each)]
         run = [self.program, "run", "--detach", f"--name={wanted.name}", "--pull=never", *options]
         run += ["--entrypoint=bash", *wanted.image, *container.KEEPER]
-        return Starting([run, [self.program, "inspect", "--format={{.State.Pid}}", wanted.name]], None, None)
+        look = [self.program, "inspect", "--format={{.State.Pid}}", wanted.name]
+        return Starting([run, look], None, None, replace=self._removing(wanted.name))
 
     def pulling(
         self, image: ImageReference, registries: RegistryRules, downloads: Path
@@ -81,13 +85,30 @@ class Docker:
     def containers(self, instance: str) -> list[str]:
         return runtimes.names([self.program, "ps", "--all"], instance, self.environment)
 
+    def settle(self, name: str, image: str) -> None:
+        """The daemon goes on for a client that was killed, and a name is taken before it is seen anywhere.
+
+        A container of our own that gets the name proves that no other is on its way to it.
+        """
+        create = [self.program, "create", f"--name={name}", "--network=none", image, "true"]
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            done = runtimes.call(create, self.environment)
+            if container.TAKEN not in done.stderr:
+                return
+            self.remove(name)
+            time.sleep(runtimes.LOOK_SECONDS)
+
     def remove(self, name: str) -> str | None:
-        done = runtimes.call([self.program, "rm", "--force", "--volumes", name], self.environment)
+        done = runtimes.call(self._removing(name), self.environment)
         gone = done.returncode == 0 or "No such container" in done.stderr
         return None if gone else runtimes.last_words(done.stderr)
 
     def close(self) -> None:
         """Nothing of a boot is kept."""
+
+    def _removing(self, name: str) -> list[str]:
+        return [self.program, "rm", "--force", "--volumes", name]
 
     def _takes(self, option: str) -> bool:
         return self._groups != _SLICES or not option.startswith("--cgroup-parent")
