@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,21 +60,36 @@ def podman(tmp_path: Path, image_ground: ImageGround) -> Iterator[ImageHarness]:
 
 
 @pytest.fixture(params=["image_ground", "docker_ground"], ids=["podman", "docker"])
-def contained(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ImageHarness]:
+def ground(request: pytest.FixtureRequest) -> ImageGround:
     """With podman, and with docker where a daemon can be started."""
-    yield from image_way(tmp_path, request.getfixturevalue(request.param))
+    found: ImageGround = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, registry: Registry) -> Iterator[Callable[..., LocalEngine]]:
-    """Makes engines on a folder of the test's own, without an image in it."""
+def contained(tmp_path: Path, ground: ImageGround) -> Iterator[ImageHarness]:
+    """An engine on that ground, ended with everything it started."""
+    yield from image_way(tmp_path, ground)
+
+
+@pytest.fixture(params=["podman", "docker"])
+def runtime(request: pytest.FixtureRequest, registry: Registry) -> str:
+    """What runs images: each in turn."""
     del registry  # whoever has it has podman
+    if request.param == "docker":
+        request.getfixturevalue("docker_host")
+    return str(request.param)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, runtime: str) -> Iterator[Callable[..., LocalEngine]]:
+    """Makes engines on a folder of the test's own. None brought an image; docker's daemon may have some."""
     made: list[LocalEngine] = []
 
     def make(settings: ImageSettings = PULLED) -> LocalEngine:
         for engine in made:
             engine.close()
-        made.append(LocalEngine(tmp_path / "engine", images=settings))
+        made.append(LocalEngine(tmp_path / "engine", images=replace(settings, runtime=runtime)))
         return made[-1]
 
     yield make
@@ -81,6 +97,7 @@ def fresh(tmp_path: Path, registry: Registry) -> Iterator[Callable[..., LocalEng
         engine.close()
         engine._layout.remove_parents()
         assert not left_groups(engine.instance)
+        assert not engine._containers.runtime.containers(engine.instance)
     root = tmp_path / "engine"
     assert not left_containers(root)
     assert not mounts.mounted_below(str(root))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engines.conformance import LIMITS, SETTLED, Behaviour, written
-from engines.containers import ImageHarness, built, image_engine
+from engines.containers import ImageGround, ImageHarness, built, image_engine
 from engines.machinery import LocalHarness
 from support.leftovers import processes_of
 from support.registry import Registry
@@ -192,14 +192,13 @@ def test_C12_a_mount_in_an_image_is_also_where_it_is_asked_for(
     assert [each.name for each in source.iterdir()] == ["x"]
 
 
-@pytest.mark.parametrize("ground", ["image_ground", "docker_ground"])
 @pytest.mark.parametrize("isolated", [False, True])
 def test_the_network_is_the_machines_unless_trials_are_isolated(
-    tmp_path: Path, request: pytest.FixtureRequest, ground: str, *, isolated: bool
+    tmp_path: Path, ground: ImageGround, *, isolated: bool
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with image_engine(tmp_path, request.getfixturevalue(ground), isolated=isolated) as harness:
+        with image_engine(tmp_path, ground, isolated=isolated) as harness:
             exit_ = run(harness, f"id -u; echo $HOME; : < /dev/tcp/127.0.0.1/{port}; echo mine > file")
             user, home = ("0", "/root") if not isolated or os.geteuid() else (str(DEFAULT_USER), "/tmp")
             assert output(harness).splitlines() == [user, home]
@@ -254,10 +253,9 @@ def test_P3_a_container_that_a_killed_shim_left_is_out_of_the_way_of_the_next_la
 
 
 def test_P6_a_container_that_docker_still_makes_for_a_killed_client_is_waited_for(
-    request: pytest.FixtureRequest, tmp_path: Path, docker_host: str
+    tmp_path: Path, docker_ground: ImageGround, docker_host: str
 ) -> None:
-    ground = request.getfixturevalue("docker_ground")
-    with image_engine(tmp_path, ground) as docker, socket.socket(socket.AF_UNIX) as client:
+    with image_engine(tmp_path, docker_ground) as docker, socket.socket(socket.AF_UNIX) as client:
         runtime = docker.engine._containers.runtime
         label = {LABEL: docker.engine.instance}
         body = json.dumps({"Image": docker.image, "Cmd": ["true"], "Labels": label})

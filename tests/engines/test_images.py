@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 from engines.conformance import Behaviour
 from engines.containers import PULLED, ImageGround, ImageHarness, built, image_engine, pushed, refusal
+from support.docker import downloads_of
 from support.registry import FOREIGN, Registry, running_registry
 from support.waiting import wait_until
 from trainshed.engines import EngineError, Phase
@@ -27,6 +29,18 @@ from trainshed.engines.local.images import _Preparation
 from trainshed.model.images import machine_architecture
 
 Progress = list[str]
+_PREPARING = (
+    sys.executable,
+    "-c",
+    """
+import sys
+from pathlib import Path
+from trainshed.engines.local import ImageSettings, LocalEngine
+engine = LocalEngine(Path(sys.argv[1]), images=ImageSettings(runtime=sys.argv[3]))
+engine.prepare(sys.argv[2], print, lambda: False)
+""",
+)
+"""A server's process that pulls the image ``argv[2]``."""
 
 
 # Pulling
@@ -45,10 +59,11 @@ def _telling(said: Progress, say: Callable[[_Preparation, str], None]) -> Callab
 def test_E42_an_image_is_pulled_once_for_all_who_wait_for_it(
     fresh: Callable[..., LocalEngine],
     registry: Registry,
-    image_ground: ImageGround,
+    runtime: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine, image = fresh(), image_ground.image
+    engine = fresh()
+    image = built(registry, f"once-by-{runtime}", lambda _tree: None)
     said: Progress = []
     monkeypatch.setattr(_Preparation, "say", _telling(said, _Preparation.say))
     before = len(registry.requests())
@@ -130,7 +145,7 @@ def test_bytes_that_are_not_what_the_digest_says_are_refused_for_good(
 ) -> None:
     image = pushed(registry, "damaged")
     repository, _, digest = image.removeprefix(f"{registry.host}/").partition("@")
-    layer = registry.blob(registry.manifest(repository, digest)["layers"][0]["digest"])
+    layer = registry.blob(registry.manifest(repository, digest)["layers"][-1]["digest"])
     whole = layer.read_bytes()
     try:
         layer.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -232,14 +247,25 @@ def halting() -> Iterator[str]:
             thread.join()
 
 
-def came(path: Path) -> int:
-    """Bytes of files that pulls for an engine below ``path`` have brought and not yet unpacked."""
-    files = (path / "engine/images/downloads").rglob("*")
-    return sum(file.lstat().st_size for file in files if file.is_file())
+@pytest.fixture
+def came(request: pytest.FixtureRequest, runtime: str, tmp_path: Path) -> Callable[[], int]:
+    """How many bytes of files pulls have brought and not yet unpacked."""
+    place = tmp_path / "engine/images/downloads"
+    if runtime == "docker":
+        place = downloads_of(request.getfixturevalue("docker_host"))
+
+    def came() -> int:
+        found = 0
+        for file in place.rglob("*"):
+            with suppress(FileNotFoundError):
+                found += file.lstat().st_size if file.is_file() else 0
+        return found
+
+    return came
 
 
 def test_a_pull_that_is_stopped_leaves_nothing_of_its_download(
-    fresh: Callable[..., LocalEngine], halting: str, tmp_path: Path
+    fresh: Callable[..., LocalEngine], halting: str, came: Callable[[], int], tmp_path: Path
 ) -> None:
     engine = fresh()
     downloads = tmp_path / "engine/images/downloads"
@@ -247,14 +273,14 @@ def test_a_pull_that_is_stopped_leaves_nothing_of_its_download(
         given_up = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(engine.prepare, halting, lambda _sentence: None, given_up.is_set)
-            wait_until(lambda: came(tmp_path) > 0, what="the first half of the layer")
+            wait_until(lambda: came() > 0, what="the first half of the layer")
             given_up.set()
             with pytest.raises(EngineError, match="nobody waits"):
                 waiting.result(timeout=30)
         wait_until(lambda: not list(downloads.iterdir()), what="the removal of the download")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(engine.prepare, halting, lambda _sentence: None, lambda: False)
-        wait_until(lambda: came(tmp_path) > 0, what="the first half of the layer")
+        wait_until(lambda: came() > 0, what="the first half of the layer")
         engine.close()
         with pytest.raises(EngineError, match="nobody waits"):
             waiting.result(timeout=30)
@@ -262,7 +288,7 @@ def test_a_pull_that_is_stopped_leaves_nothing_of_its_download(
 
 
 def test_a_pull_that_stalls_leaves_nothing_of_its_download(
-    fresh: Callable[..., LocalEngine], halting: str, tmp_path: Path
+    fresh: Callable[..., LocalEngine], halting: str, came: Callable[[], int], tmp_path: Path
 ) -> None:
     error = refusal(fresh(replace(PULLED, stall_seconds=1)), halting)
     assert "nothing came for 1 seconds" in error.message
@@ -270,35 +296,32 @@ def test_a_pull_that_stalls_leaves_nothing_of_its_download(
 
 
 def test_what_a_killed_server_was_pulling_goes_when_the_next_one_starts(
-    fresh: Callable[..., LocalEngine], halting: str, tmp_path: Path
+    fresh: Callable[..., LocalEngine], runtime: str, halting: str, came: Callable[[], int], tmp_path: Path
 ) -> None:
-    code = (
-        "import sys; from pathlib import Path; from trainshed.engines.local import LocalEngine\n"
-        "LocalEngine(Path(sys.argv[1])).prepare(sys.argv[2], print, lambda: False)\n"
-    )
-    server = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "engine"), halting])
+    server = subprocess.Popen([*_PREPARING, str(tmp_path / "engine"), halting, runtime])
     try:
-        wait_until(lambda: came(tmp_path) > 0, what="the first half of the layer")
+        wait_until(lambda: came() > 0, what="the first half of the layer")
     finally:
         server.kill()
         server.wait()
     wait_until(lambda: not pulls_below(tmp_path), what="the end of the pull")
-    assert came(tmp_path) > 0
+    if runtime == "podman":  # docker's daemon sees to it by itself
+        assert came() > 0
     fresh().sweep(())
+    wait_until(lambda: came() == 0, what="the removal of the download")
     assert list((tmp_path / "engine/images/downloads").iterdir()) == []
 
 
 def pulls_below(path: Path) -> list[int]:
     """Processes that pull an image for an engine below ``path``."""
-    mark = f"CONTAINERS_STORAGE_CONF={path}/".encode()
+    mark = f"HOME={path}/".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if (
-                    mark in (entry / "environ").read_bytes()
-                    and b"\0pull\0" in (entry / "cmdline").read_bytes()
-                ):
+                words = (entry / "cmdline").read_bytes()
+                pulls = b"\0pull\0" in words or b"/docker_pull.py\0" in words
+                if pulls and mark in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
             except OSError:
                 continue
@@ -306,20 +329,16 @@ def pulls_below(path: Path) -> list[int]:
 
 
 def test_a_pull_ends_with_the_server_that_was_killed_and_the_next_one_pulls_anew(
-    fresh: Callable[..., LocalEngine], registry: Registry, silent: str, tmp_path: Path
+    fresh: Callable[..., LocalEngine], runtime: str, registry: Registry, silent: str, tmp_path: Path
 ) -> None:
-    code = (
-        "import sys; from pathlib import Path; from trainshed.engines.local import LocalEngine\n"
-        "LocalEngine(Path(sys.argv[1])).prepare(sys.argv[2], print, lambda: False)\n"
-    )
-    server = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "engine"), silent])
+    server = subprocess.Popen([*_PREPARING, str(tmp_path / "engine"), silent, runtime])
     try:
         wait_until(lambda: pulls_below(tmp_path) != [], what="the pull")
     finally:
         server.kill()
         server.wait()
     wait_until(lambda: not pulls_below(tmp_path), what="the end of the pull")
-    assert "no Bash" in refusal(fresh(), pushed(registry, "after-a-crash")).message
+    assert "no Bash" in refusal(fresh(), pushed(registry, f"after-a-crash-{runtime}")).message
 
 
 # E45: what an image must have
@@ -456,9 +475,10 @@ def test_an_image_that_was_used_just_now_stays_whatever_the_limit(
 
 
 def test_an_image_that_an_attempt_uses_is_never_evicted(
-    tmp_path: Path, image_ground: ImageGround, registry: Registry
+    tmp_path: Path, ground: ImageGround, registry: Registry
 ) -> None:
-    with image_engine(tmp_path, image_ground, images=replace(PULLED, cache_bytes=0)) as harness:
+    settings = replace(PULLED, cache_bytes=0, runtime=ground.runtime)
+    with image_engine(tmp_path, ground, images=settings) as harness:
         harness.engine._images.find(harness.image)
         harness.engine.launch(harness.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
         harness.running("attempt-1")
@@ -469,15 +489,17 @@ def test_an_image_that_an_attempt_uses_is_never_evicted(
         assert held(harness.engine, harness.image)
         assert not held(harness.engine, other)
         # The other tests go on with this image.
-        harness.engine._images._settings = ImageSettings()
+        harness.engine._images._settings = ImageSettings(runtime=ground.runtime)
 
 
-def test_a_launch_of_an_image_that_is_not_here_may_be_tried_again(podman: ImageHarness) -> None:
-    launch = replace(podman.launch("attempt-1", Behaviour.SUCCEEDS), image=f"x.example/y@sha256:{'c' * 64}")
+def test_a_launch_of_an_image_that_is_not_here_may_be_tried_again(contained: ImageHarness) -> None:
+    launch = replace(
+        contained.launch("attempt-1", Behaviour.SUCCEEDS), image=f"x.example/y@sha256:{'c' * 64}"
+    )
     with pytest.raises(EngineError) as refused:
-        podman.engine.launch(launch)
+        contained.engine.launch(launch)
     assert (refused.value.code, refused.value.retryable) == ("IMAGE_GONE", True)
-    assert podman.observe("attempt-1").phase is Phase.ABSENT
+    assert contained.observe("attempt-1").phase is Phase.ABSENT
 
 
 # Whether images run at all

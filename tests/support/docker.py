@@ -75,7 +75,8 @@ def _command(folder: Path) -> list[str]:
     prefix = ["setpriv", "--pdeathsig=TERM"] if shutil.which("setpriv") else []
     own = [f"{option}={folder / name}" for option, name in places.items()]
     # A machine's own containerd is used where there is one: under names of ours.
-    own += [f"--containerd-namespace={folder.name}", f"--containerd-plugins-namespace={folder.name}-plugins"]
+    space = re.sub("[^a-z0-9]", "0", folder.name)
+    own += [f"--containerd-namespace={space}", f"--containerd-plugins-namespace={space}-plugins"]
     own += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false"]
     # What programs change in an image is measured in its layer, which only overlay keeps apart.
     own += ["--storage-driver=overlay2", "--exec-opt=native.cgroupdriver=cgroupfs", "--log-level=warn"]

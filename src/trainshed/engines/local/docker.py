@@ -6,11 +6,13 @@ Registries and mirrors are the daemon's own settings; ours are for podman.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from trainshed.engines.local import runtimes
+from trainshed.engines.local import docker_pull, runtimes
 from trainshed.engines.local.runtimes import Container, ImageFacts, Starting
 from trainshed.jobkit import container
 from trainshed.model.images import ImageReference, RegistryRules
@@ -18,6 +20,9 @@ from trainshed.model.images import ImageReference, RegistryRules
 _SLICES = "systemd"
 """The daemon's driver of control groups that takes no groups of others."""
 
+_HOST = "unix:///var/run/docker.sock"
+_CAME = "came"
+"""File with the number of bytes that a pull has brought."""
 _SETTLE_SECONDS = 30.0
 
 
@@ -28,8 +33,9 @@ class Docker:
 
     def __init__(self, program: str, home: Path) -> None:
         self.program = program
-        for path in (home, home / "home"):
+        for path in (home, home / "home", home / runtimes.DOWNLOADS):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        runtimes.clear_downloads(home)
         self.environment: dict[str, str] = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": os.fspath(home / "home"),  # nobody's credentials
@@ -67,12 +73,20 @@ class Docker:
     def pulling(
         self, image: ImageReference, registries: RegistryRules, downloads: Path
     ) -> tuple[list[str], Mapping[str, str]]:
-        del registries, downloads
-        return [self.program, "pull", str(image)], self.environment
+        del registries
+        scheme, _, place = self.environment.get("DOCKER_HOST", _HOST).partition("://")
+        if scheme != "unix" or image.digest is None:
+            return [self.program, "pull", str(image)], self.environment
+        repository = f"{image.host}/{image.repository}"
+        file = os.fspath(downloads / _CAME)
+        command = [sys.executable, "-I", "-S", docker_pull.__file__, place, repository, image.digest, file]
+        return command, self.environment
 
     def downloaded(self, downloads: Path) -> int:
-        del downloads
-        return 0  # the daemon keeps it to itself; its lines say how far it is
+        """What the daemon says of it; it keeps the bytes to itself."""
+        with suppress(FileNotFoundError):
+            return int((downloads / _CAME).read_text(encoding="ascii"))
+        return 0
 
     def inspect(self, image: str) -> ImageFacts | None:
         done = runtimes.call([self.program, "image", "inspect", image], self.environment)

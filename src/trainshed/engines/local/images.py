@@ -38,8 +38,9 @@ _MIB = 1 << 20
 _FOR_GOOD = re.compile(
     r"manifest unknown|manifest invalid|name unknown|name invalid|repository .{0,300} not found"
     r"|unauthorized|authentication required|resource is not authorized|requested access .{0,40}denied"
-    r"|(does|did) not match|digest mismatch|invalid checksum|invalid character|unsupported (manifest|media)"
-    r"|blocked by policy|rejected by policy|StatusCode: 4(?!08|29)\d\d",
+    r"|no basic auth credentials|(does|did) not match|digest mismatch|verification failed|invalid checksum"
+    r"|invalid character|unsupported (manifest|media)"
+    r"|blocked by policy|rejected by policy|(StatusCode:|HTTP) 4(?!08|29)\d\d",
     re.IGNORECASE,
 )
 """What a registry says when it will say the same again."""

@@ -20,6 +20,9 @@ _TYPE = slice(156, 157)
 """Where a header of tar has the type of its entry."""
 
 
+_LOOP = b"too many links"
+
+
 def find(runtime: Runtime, image: str, places: Sequence[str]) -> str | None:
     """The first of these places that is a symbolic link in an image; nothing of the image runs."""
     if runtime.name == "docker":
@@ -42,7 +45,8 @@ def _find_by_copying(runtime: Runtime, image: str, places: Sequence[str]) -> str
 
 
 def _is_link(runtime: Runtime, place: str) -> bool:
-    """A copy begins with the place itself; what lies below it is not waited for."""
+    """A copy begins with the place itself; what lies below it is not waited for. A loop cannot be copied."""
     with runtimes.process([runtime.program, "cp", place, "-"], runtime.environment) as running:
         assert running.stdout is not None  # noqa: S101 - it was started with a pipe
-        return running.stdout.read(tarfile.BLOCKSIZE)[_TYPE] == tarfile.SYMTYPE
+        said = running.stdout.read(tarfile.BLOCKSIZE)
+        return said[_TYPE] == tarfile.SYMTYPE or _LOOP in said

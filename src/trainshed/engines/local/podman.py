@@ -45,8 +45,7 @@ class Podman:
         self.shared = self._run.parent
         """A folder of this boot and this user, for what holds for the machine."""
         self.environment = self._configure(oci_runtime)
-        for left in self._downloads.iterdir():  # of pulls of a server that was killed: ours come later
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        runtimes.clear_downloads(home)
 
     def version(self) -> str:
         done = runtimes.call([self.program, "--version"], self.environment)

@@ -229,6 +229,12 @@ def find(wanted: str) -> tuple[str, str] | None:
     return None
 
 
+def clear_downloads(home: Path) -> None:
+    """Remove what pulls of a server that was killed left; before any pull of ours."""
+    for left in (home / DOWNLOADS).iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
 def search_path() -> str:
     """Helpers of the runtimes lie where not every account looks."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
