@@ -41,6 +41,8 @@ engine.prepare(sys.argv[2], print, lambda: False)
 """,
 )
 """A server's process that pulls the image ``argv[2]``."""
+podman_only = pytest.mark.parametrize("runtime", ["podman"], indirect=True)
+"""Where docker would run nothing but what podman has run."""
 
 
 # Pulling
@@ -92,6 +94,7 @@ def test_an_index_is_found_again_by_its_own_digest(
     assert registry.requests()[before:] == []
 
 
+@podman_only
 def test_an_image_that_is_not_frozen_is_refused(fresh: Callable[..., LocalEngine]) -> None:
     error = refusal(fresh(), "127.0.0.1:1/team/python:1")
     assert (error.code, error.retryable) == ("IMAGE_UNSUITABLE", False)
@@ -350,6 +353,7 @@ def test_E45_an_image_without_bash_is_refused(fresh: Callable[..., LocalEngine],
     assert "has no Bash" in error.message
 
 
+@podman_only
 @pytest.mark.parametrize(
     ("python", "reason"),
     [
@@ -430,6 +434,7 @@ def test_E45_an_image_with_a_link_where_trials_have_folders_of_their_own_is_refu
     assert f"/{place} is a symbolic link" in error.message
 
 
+@podman_only
 @pytest.mark.parametrize(("place", "target"), [("var/tmp", "../tmp"), ("var/run", "/run")])
 def test_an_image_with_links_that_do_no_harm_is_taken(
     fresh: Callable[..., LocalEngine], registry: Registry, place: str, target: str
@@ -464,6 +469,7 @@ def test_images_that_nobody_uses_make_room_the_oldest_first(
     assert [held(engine, image) for image in images] == [False, True, False]
 
 
+@podman_only
 def test_an_image_that_was_used_just_now_stays_whatever_the_limit(
     fresh: Callable[..., LocalEngine], registry: Registry
 ) -> None:

@@ -1,4 +1,4 @@
-"""Trials in images through a real server and the command line: registry, podman, digests (E41-E45, E62)."""
+"""Trials in images through a real server and the command line: registry, runtime, digests (E41-E45, E62)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,34 @@ from trainshed.jobkit import mounts
 MARK = "only this image says so"
 
 
-@pytest.fixture(scope="module")
-def server(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One GPU, so that Trials wait for each other."""
+@pytest.fixture(scope="module", params=["podman", "docker"])
+def server(
+    request: pytest.FixtureRequest, registry: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """One GPU, so that Trials wait for each other; images are run by each runtime in turn."""
     del registry  # whoever has it has podman
-    data = tmp_path_factory.mktemp("images") / "data"
-    running = ServerProcess(data, gpus="H100:1")
+    environment = {}
+    if request.param == "docker":
+        environment["DOCKER_HOST"] = request.getfixturevalue("docker_host")
+    folder = tmp_path_factory.mktemp("images")
+    data, settings = folder / "data", folder / "trainshed.toml"
+    settings.write_text(f'[images]\nruntime = "{request.param}"\n')
+    running = ServerProcess(data, gpus="H100:1", options=["--config", str(settings)], environment=environment)
     running.start()
+    assert running.http().get("/v1/system").json["images"]["reason"] is None
     yield running
     running.stop()
-    containers = data / "local" / "images" / "store" / "overlay-containers"
-    assert [entry.name for entry in containers.iterdir() if entry.is_dir()] == []
+    assert _containers(data, environment) == []
     assert mounts.mounted_below(str(data)) == []
+
+
+def _containers(data: Path, environment: Mapping[str, str]) -> list[str]:
+    """What either runtime still keeps of containers."""
+    if not environment:
+        folder = data / "local" / "images" / "store" / "overlay-containers"
+        return [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    command = ["docker", f"--host={environment['DOCKER_HOST']}", "ps", "--all", "--quiet"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 @pytest.fixture(scope="module")
