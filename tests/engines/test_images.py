@@ -272,11 +272,13 @@ def test_a_pull_that_is_stopped_leaves_nothing_of_its_download(
 ) -> None:
     engine = fresh()
     downloads = tmp_path / "engine/images/downloads"
+    brought = engine._containers.runtime.downloaded
     for _ in range(2):
         given_up = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(engine.prepare, halting, lambda _sentence: None, given_up.is_set)
             wait_until(lambda: came() > 0, what="the first half of the layer")
+            wait_until(lambda: any(map(brought, downloads.iterdir())), what="word of it")
             given_up.set()
             with pytest.raises(EngineError, match="nobody waits"):
                 waiting.result(timeout=30)

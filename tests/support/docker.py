@@ -39,9 +39,10 @@ def missing_docker() -> list[str]:
 
 
 @contextlib.contextmanager
-def running_docker() -> Iterator[str]:
+def running_docker(storage: str = "overlay2") -> Iterator[str]:
     """Start a daemon that has run a container; yields what ``DOCKER_HOST`` has to be.
 
+    What programs change in an image is measured in its layer, which only overlay keeps apart.
     Nothing of it is left afterwards, however it ended. Raises `DockerRefused` if the machine refuses what it
     needs, `AssertionError` if it fails by itself.
     """
@@ -51,7 +52,9 @@ def running_docker() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="trainshed-docker-"))
     try:
         with (folder / "log").open("wb") as log:
-            daemon = subprocess.Popen(_command(folder), stdout=log, stderr=log, env=_environment(folder))
+            daemon = subprocess.Popen(
+                _command(folder, storage), stdout=log, stderr=log, env=_environment(folder)
+            )
         try:
             wait_until(lambda: _answers(folder) or daemon.poll() is not None, _START_SECONDS, "dockerd")
             if daemon.poll() is not None:
@@ -69,7 +72,7 @@ def downloads_of(host: str) -> Path:
     return Path(host.removeprefix("unix://")).parent / "data" / "tmp"
 
 
-def _command(folder: Path) -> list[str]:
+def _command(folder: Path, storage: str) -> list[str]:
     places = {"--data-root": "data", "--exec-root": "exec", "--pidfile": "pid", "--config-file": "settings"}
     (folder / "settings").write_text("{}")
     prefix = ["setpriv", "--pdeathsig=TERM"] if shutil.which("setpriv") else []
@@ -78,8 +81,7 @@ def _command(folder: Path) -> list[str]:
     space = re.sub("[^a-z0-9]", "0", folder.name)
     own += [f"--containerd-namespace={space}", f"--containerd-plugins-namespace={space}-plugins"]
     own += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false"]
-    # What programs change in an image is measured in its layer, which only overlay keeps apart.
-    own += ["--storage-driver=overlay2", "--exec-opt=native.cgroupdriver=cgroupfs", "--log-level=warn"]
+    own += [f"--storage-driver={storage}", "--exec-opt=native.cgroupdriver=cgroupfs", "--log-level=warn"]
     return [*prefix, "dockerd", *own, f"--host={_host(folder)}", "--shutdown-timeout=5"]
 
 

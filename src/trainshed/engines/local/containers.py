@@ -131,6 +131,12 @@ class Containers:
             if reason := runtime.why_unusable():
                 raise EngineError("IMAGES_UNAVAILABLE", reason, retryable=False)
             self._version = runtime.version()
+            proof = self._proof(runtime, [self._version, runtime.drivers])
+            if not proof.exists():
+                if reason := self._try(runtime):
+                    words = f"docker is installed but runs no container: {reason}"
+                    raise EngineError("IMAGES_UNAVAILABLE", words, retryable=False)
+                runtimes.write(proof, self._version)
             return runtime
         return self._find_podman(program)
 
@@ -138,7 +144,7 @@ class Containers:
         reasons = []
         for oci_runtime in (*oci_runtimes(), None):
             runtime = Podman(program, self.home, self.instance, oci_runtime)
-            proof = self._proof(runtime, oci_runtime)
+            proof = self._proof(runtime, [oci_runtime])
             with suppress(OSError):
                 self._version = proof.read_text(encoding="utf-8")
                 return runtime
@@ -151,10 +157,10 @@ class Containers:
         words = f"podman is installed but runs no container ({'; '.join(reasons)})"
         raise EngineError("IMAGES_UNAVAILABLE", words, retryable=False)
 
-    def _proof(self, runtime: Podman, oci_runtime: str | None) -> Path:
+    def _proof(self, runtime: Runtime, settings: Sequence[str | None]) -> Path:
         """A file that says for this boot that the runtime as it is runs containers."""
         program = Path(runtime.program).resolve()
-        about = [os.fspath(program), program.stat().st_mtime_ns, oci_runtime, self._group is not None]
+        about = [os.fspath(program), program.stat().st_mtime_ns, *settings, self._group is not None]
         about.append(self._user)
         return runtime.shared / f"runs-{sha256(json.dumps(about).encode()).hexdigest()[:16]}"
 
@@ -171,9 +177,8 @@ class Containers:
                     (root / each).symlink_to(place.readlink())
                 elif place.is_dir():
                     binds.append(Bind(place, f"/{each}", read_only=True))
-            code, said = self._rehearse(
-                runtime, path, ".try", ("--rootfs", f"{root}:O"), ("bash", "-c", ":"), binds=binds
-            )
+            with runtime.bare(root) as image:
+                code, said = self._rehearse(runtime, path, ".try", image, ("bash", "-c", ":"), binds=binds)
         if code == 0:
             return None
         return runtimes.last_words(said) if code is not None else "it took too long"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+import tarfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from trainshed.engines.contract import EngineError
 from trainshed.engines.local import docker_pull, runtimes
 from trainshed.engines.local.runtimes import Container, ImageFacts, Starting
 from trainshed.jobkit import container
@@ -20,6 +22,7 @@ from trainshed.model.images import ImageReference, RegistryRules
 _SLICES = "systemd"
 """The daemon's driver of control groups that takes no groups of others."""
 
+_SHARED = Path("/run/trainshed")
 _HOST = "unix:///var/run/docker.sock"
 _CAME = "came"
 """File with the number of bytes that a pull has brought."""
@@ -43,14 +46,19 @@ class Docker:
         for name, value in os.environ.items():
             if name.startswith("DOCKER_") and name != "DOCKER_CONFIG":
                 self.environment[name] = value
-        self._groups = ""
+        self.shared = _SHARED
+        self.drivers = ""
+        """The daemon's drivers of control groups and of storage, once it was asked."""
 
     def why_unusable(self) -> str | None:
         """Why its containers cannot be used, or ``None``."""
         if os.geteuid() != 0:
             return "the containers of docker belong to root, and the server is another user; install podman"
-        done = runtimes.call([self.program, "info", "--format={{.CgroupDriver}}"], self.environment)
-        self._groups = done.stdout.strip()
+        done = runtimes.call(
+            [self.program, "info", "--format={{.CgroupDriver}} {{.Driver}}"], self.environment
+        )
+        self.drivers = done.stdout.strip()
+        self.shared.mkdir(mode=0o700, parents=True, exist_ok=True)
         return None if done.returncode == 0 else f"docker does not answer: {runtimes.last_words(done.stderr)}"
 
     def version(self) -> str:
@@ -69,6 +77,20 @@ class Docker:
         run += ["--entrypoint=bash", *wanted.image, *container.KEEPER]
         look = [self.program, "inspect", "--format={{.State.Pid}}", wanted.name]
         return Starting([run, look], None, None, replace=self._removing(wanted.name))
+
+    @contextmanager
+    def bare(self, root: Path) -> Iterator[Sequence[str]]:
+        archive = root.with_suffix(".tar")
+        with tarfile.open(archive, "w") as tar:
+            tar.add(root, "/")
+        done = runtimes.call([self.program, "import", os.fspath(archive)], self.environment)
+        if done.returncode != 0:
+            raise EngineError("IMAGES_UNAVAILABLE", runtimes.last_words(done.stderr), retryable=True)
+        image = done.stdout.strip()
+        try:
+            yield (image,)
+        finally:
+            self.remove_image(image)
 
     def pulling(
         self, image: ImageReference, registries: RegistryRules, downloads: Path
@@ -125,4 +147,4 @@ class Docker:
         return [self.program, "rm", "--force", "--volumes", name]
 
     def _takes(self, option: str) -> bool:
-        return self._groups != _SLICES or not option.startswith("--cgroup-parent")
+        return not self.drivers.startswith(_SLICES) or not option.startswith("--cgroup-parent")

@@ -13,8 +13,8 @@ import resource
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainshed.engines.contract import EngineError
@@ -43,7 +43,6 @@ class Podman:
             path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         self._run = _run_folder(instance, home)
         self.shared = self._run.parent
-        """A folder of this boot and this user, for what holds for the machine."""
         self.environment = self._configure(oci_runtime)
         runtimes.clear_downloads(home)
 
@@ -82,6 +81,10 @@ class Podman:
             f"--entrypoint={json.dumps(['bash', *container.KEEPER])}",
         ]
         return Starting([[*command, *wanted.image]], keeper, monitor)
+
+    @contextmanager
+    def bare(self, root: Path) -> Iterator[Sequence[str]]:
+        yield "--rootfs", f"{root}:O"
 
     def pulling(
         self, image: ImageReference, registries: RegistryRules, downloads: Path

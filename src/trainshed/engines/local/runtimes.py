@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,6 +100,8 @@ class Runtime(Protocol):
     name: str
     program: str
     environment: dict[str, str]
+    shared: Path
+    """A folder of this boot and this user, for what holds for the machine."""
 
     def version(self) -> str: ...
 
@@ -108,6 +110,10 @@ class Runtime(Protocol):
         ...
 
     def starting(self, wanted: Container, folder: Path) -> Starting: ...
+
+    def bare(self, root: Path) -> AbstractContextManager[Sequence[str]]:
+        """An image of what lies in the folder ``root``, as `Container.image` has it. Raises `EngineError`."""
+        ...
 
     def pulling(
         self, image: ImageReference, registries: RegistryRules, downloads: Path
