@@ -66,7 +66,8 @@ def test_C51_a_cluster_grows_under_load_and_shrinks_when_it_is_idle(database, tm
         rows = {row.rank: row for row in d.replicas(job)}
         assert (rows[3].role, rows[3].state, rows[3].exit_code) == ("worker", "Succeeded", 0)
         assert b"==> raylet.out <==" in d.output(rows[3].unit_id or "")
-        assert workers(d, job) == [1]
+        # Both were idle; which of them was seen to be so first is a matter of moments.
+        assert len(workers(d, job)) == 1
         assert not d.unreleased()
     finally:
         d.close()
