@@ -47,25 +47,21 @@ class Docker:
             if name.startswith("DOCKER_") and name != "DOCKER_CONFIG":
                 self.environment[name] = value
         self.shared = _SHARED
-        self.drivers = ""
+        self._version = self.drivers = ""
         """The daemon's drivers of control groups and of storage, once it was asked."""
 
     def why_unusable(self) -> str | None:
         """Why its containers cannot be used, or ``None``."""
         if os.geteuid() != 0:
             return "the containers of docker belong to root, and the server is another user; install podman"
-        done = runtimes.call(
-            [self.program, "info", "--format={{.CgroupDriver}} {{.Driver}}"], self.environment
-        )
-        self.drivers = done.stdout.strip()
+        form = "--format={{.ServerVersion}} {{.CgroupDriver}} {{.Driver}}"
+        done = runtimes.call([self.program, "info", form], self.environment)
+        self._version, _, self.drivers = done.stdout.strip().partition(" ")
         self.shared.mkdir(mode=0o700, parents=True, exist_ok=True)
         return None if done.returncode == 0 else f"docker does not answer: {runtimes.last_words(done.stderr)}"
 
     def version(self) -> str:
-        done = runtimes.call(
-            [self.program, "version", "--format=docker {{.Server.Version}}"], self.environment
-        )
-        return done.stdout.strip() or "docker"
+        return f"docker {self._version}".rstrip()
 
     def get_ready(self) -> None:
         """The daemon is ready or it is not."""
