@@ -9,7 +9,7 @@ import threading
 import pytest
 from sqlalchemy.event import listen
 
-from support.site import Site, finish, put_output, start, submission, trials
+from support.site import Site, finish, once_followed, put_output, start, submission, trials
 from trainshed.jobkit.frames import EOF, GAP, OFFSET, STDERR, STDOUT, header
 from trainshed.store import queue
 
@@ -177,15 +177,11 @@ def test_waiting_answers_as_soon_as_something_is_written(site: Site):
         with files.frames.open("ab") as file:
             file.write(header(4, STDOUT, 0, 1) + b"two\n")
 
-    timer = threading.Timer(0.2, write)
-    timer.start()
-    page = site.get(f"/v1/job/{job_id}/logs?wait=20&cursor={cursor}").json()
-    timer.join()
+    with once_followed(site, job_id, write):
+        page = site.get(f"/v1/job/{job_id}/logs?wait=20&cursor={cursor}").json()
     assert [item["content"] for item in page["items"]] == ["two"]
-    timer = threading.Timer(0.2, lambda: site.post(f"/v1/job/{job_id}/stop"))
-    timer.start()
-    page = site.get(f"/v1/job/{job_id}/logs?wait=20&cursor={page['next_cursor']}").json()
-    timer.join()
+    with once_followed(site, job_id, lambda: site.post(f"/v1/job/{job_id}/stop")):
+        page = site.get(f"/v1/job/{job_id}/logs?wait=20&cursor={page['next_cursor']}").json()
     assert [item["code"] for item in page["items"]] == ["STOP_ACCEPTED"]
 
 
@@ -238,10 +234,8 @@ def test_a_stream_follows_what_happens_while_it_is_open(site: Site):
             file.write(header(4, STDOUT, 0, 1) + b"two\n" + header(0, EOF, 0, 2))
         finish(site, trial, attempt)
 
-    timer = threading.Timer(0.3, go_on)
-    timer.start()
-    found = events_of(site.get(f"/v1/jobs/{job_id}/logs/stream?source=runtime").text)
-    timer.join()
+    with once_followed(site, job_id, go_on):
+        found = events_of(site.get(f"/v1/jobs/{job_id}/logs/stream?source=runtime").text)
     assert [json.loads(entry["data"])["content"] for entry in found[:-1]] == ["one", "two"]
     assert found[-1]["event"] == "end"
 
@@ -266,10 +260,8 @@ def test_following_asks_the_database_no_more_often_the_more_is_written(sqlite_si
         statements.append("WRITTEN")
         finish(site, trial, attempt)
 
-    writer = threading.Timer(0.1, write)
-    writer.start()
-    found = events_of(site.get(f"/v1/jobs/{job_id}/logs/stream?source=runtime").text)
-    writer.join()
+    with once_followed(site, job_id, write):
+        found = events_of(site.get(f"/v1/jobs/{job_id}/logs/stream?source=runtime").text)
     assert len(found) == lines + 1
     asked = statements[: statements.index("WRITTEN")]
     assert len(asked) < lines / 4, len(asked)

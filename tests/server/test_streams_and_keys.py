@@ -9,7 +9,7 @@ import time
 import pytest
 from sqlalchemy.event import listen
 
-from support.site import Site, put_output, start, trials
+from support.site import Site, once_followed, put_output, start, trials
 from support.waiting import wait_until
 from trainshed.jobkit.frames import STDOUT
 from trainshed.model.access import key_hash
@@ -42,10 +42,8 @@ def revoke(site: Site, key: str) -> None:
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_revoked_key_loses_its_open_stream(site: Site, path: str):
     job_id, key = followed(site), site.add_key()
-    timer = threading.Timer(0.3, revoke, (site, key))
-    timer.start()
-    event, body = last_event(site.get(f"/v1/jobs/{job_id}/{path}", key=key).text)
-    timer.join()
+    with once_followed(site, job_id, lambda: revoke(site, key)):
+        event, body = last_event(site.get(f"/v1/jobs/{job_id}/{path}", key=key).text)
     assert (event, body["code"]) == ("error", "AUTHENTICATION_REQUIRED")
 
 
@@ -57,20 +55,16 @@ def test_an_expired_key_loses_its_open_stream(sqlite_site: Site, path: str):
     def expire() -> None:
         site.clock.now += 100
 
-    timer = threading.Timer(0.3, expire)
-    timer.start()
-    event, body = last_event(site.get(f"/v1/jobs/{job_id}/{path}", key=key).text)
-    timer.join()
+    with once_followed(site, job_id, expire):
+        event, body = last_event(site.get(f"/v1/jobs/{job_id}/{path}", key=key).text)
     assert (event, body["code"]) == ("error", "AUTHENTICATION_REQUIRED")
 
 
 def test_a_read_that_waits_for_more_ends_with_its_key(site: Site):
     job_id, key = followed(site), site.add_key()
     cursor = site.get(f"/v1/jobs/{job_id}/logs", key=key).json()["next_cursor"]
-    timer = threading.Timer(0.3, revoke, (site, key))
-    timer.start()
-    answer = site.get(f"/v1/jobs/{job_id}/logs?wait=4&cursor={cursor}", key=key)
-    timer.join()
+    with once_followed(site, job_id, lambda: revoke(site, key)):
+        answer = site.get(f"/v1/jobs/{job_id}/logs?wait=4&cursor={cursor}", key=key)
     assert (answer.status_code, answer.json()["code"]) == (401, "AUTHENTICATION_REQUIRED")
 
 
@@ -81,10 +75,8 @@ def test_a_stream_whose_database_goes_away_says_so(make_site, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise DatabaseUnavailable("gone")
 
-    timer = threading.Timer(0.3, monkeypatch.setattr, (access, "find_principal", fail))
-    timer.start()
-    event, body = last_event(site.get(f"/v1/jobs/{job_id}/logs/stream").text)
-    timer.join()
+    with once_followed(site, job_id, lambda: monkeypatch.setattr(access, "find_principal", fail)):
+        event, body = last_event(site.get(f"/v1/jobs/{job_id}/logs/stream").text)
     assert (event, body["code"]) == ("error", "DATABASE_UNAVAILABLE")
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from support.rows import IDS, allocation
+from support.waiting import wait_until
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.content.outputs import CollectedFile
 from trainshed.content.registry import RegistryClient
@@ -292,3 +294,17 @@ def finish(
 def trials(site: Site, job_id: str) -> list[Trial]:
     with site.services.database.read() as connection:
         return jobs.trials_of(connection, [job_id])[job_id]
+
+
+@contextlib.contextmanager
+def once_followed(site: Site, job_id: str, act: Callable[[], None]) -> Iterator[None]:
+    """Act as soon as somebody follows the Job: whoever asks has been let in by then."""
+
+    def wait_and_act() -> None:
+        wait_until(lambda: site.services.watch._followers.get(job_id), 20)
+        act()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    yield
+    thread.join()

@@ -31,7 +31,8 @@ class CursorSeal:
     def seal(self, use: str, value: Any) -> str:
         """The cursor for ``value``; it opens for the same ``use`` only."""
         body = to_json(value)
-        return base64.urlsafe_b64encode(self._mac(use, body) + body).rstrip(b"=").decode()
+        # JSON first: a cursor that began with `-` would be an option to programs that are given it.
+        return base64.urlsafe_b64encode(body + self._mac(use, body)).rstrip(b"=").decode()
 
     def open(self, use: str, cursor: str) -> Any:
         """The value that was sealed; raises `CursorFault`."""
@@ -41,7 +42,7 @@ class CursorSeal:
             raw = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), b"-_", validate=True)
         except (UnicodeEncodeError, binascii.Error) as error:
             raise CursorFault("not a cursor") from error
-        mac, body = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
+        body, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(use, body)):
             raise CursorFault("not issued here for this list")
         return json.loads(body)

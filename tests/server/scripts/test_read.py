@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
 
 from support.rows import allocation
 from support.scripts import document, new_attempt_id, send_script
-from support.site import put_output
+from support.site import once_followed, put_output
 from trainshed.control.scripts.routing import publish_capabilities
 from trainshed.engines.providers.contract import Capabilities
 from trainshed.jobkit.frames import STDERR, STDOUT
@@ -216,15 +215,14 @@ def test_a2_the_detail_holds_attempts_events_and_the_route(module_site, job):
 
 
 def test_a2_a_wait_ends_as_soon_as_the_state_changes(module_site, job):
-    threading.Timer(0.3, lambda: route(module_site, job)).start()
     begun = time.monotonic()
-    answer = module_site.get(f"/v1/scripts/{job['id']}?wait_s=40&version={job['version']}")
+    with once_followed(module_site, job["job_id"], lambda: route(module_site, job)):
+        answer = module_site.get(f"/v1/scripts/{job['id']}?wait_s=40&version={job['version']}")
     assert answer.json()["job"]["state"] == "routing"
     assert time.monotonic() - begun < 30
     known = answer.json()["job"]["version"]
-    note = threading.Timer(0.2, lambda: told(module_site, job))
-    note.start()
-    answer = module_site.get(f"/v1/scripts/{job['id']}?wait_s=40&version={known}")
+    with once_followed(module_site, job["job_id"], lambda: told(module_site, job)):
+        answer = module_site.get(f"/v1/scripts/{job['id']}?wait_s=40&version={known}")
     assert answer.json()["events"][-1]["reason"] == "provider_excluded"
 
 

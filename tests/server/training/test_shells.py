@@ -50,6 +50,8 @@ def running(module_server: ServerProcess) -> Iterator[str]:
 def start(server: ServerProcess, **spec: Any) -> str:
     name = submit(server, **{"cmd": READY, "name_prefix": "shell", **spec})
     wait_until(lambda: len(lines(server, name)) == spec.get("workers", 0) + 1, 120, f"{name} to run")
+    # What a program says can be read a moment before it is seen that it runs.
+    wait_until(lambda: task_of(server, name)["state"] == "Running", 30, f"{name} to be seen running")
     return name
 
 
