@@ -241,15 +241,16 @@ def _kill_the_shim(contained: ImageHarness, window: str) -> None:
     assert contained.containers() == []
 
 
-def test_P3_a_container_that_a_killed_shim_left_is_out_of_the_way_of_the_next_launch(
-    contained: ImageHarness,
+def test_P3_a_container_that_docker_made_for_a_killed_shim_is_out_of_the_way_of_the_next_launch(
+    tmp_path: Path, docker_ground: ImageGround
 ) -> None:
-    _make(contained, "attempt-1")
-    assert contained.containers()
-    contained.run("attempt-1", Behaviour.SUCCEEDS)
-    assert contained.starts("attempt-1") == 1
-    assert contained.engine.release("attempt-1").confirmed
-    assert contained.containers() == []
+    with image_engine(tmp_path, docker_ground) as docker:
+        _make(docker, "attempt-1")
+        assert docker.containers()
+        docker.run("attempt-1", Behaviour.SUCCEEDS)
+        assert docker.starts("attempt-1") == 1
+        assert docker.engine.release("attempt-1").confirmed
+        assert docker.containers() == []
 
 
 def test_P6_a_container_that_docker_still_makes_for_a_killed_client_is_waited_for(

@@ -70,7 +70,6 @@ class Podman:
         command = [self.program, "run", "--detach", "--replace", f"--name={wanted.name}", "--pull=never"]
         command += [f"--pidfile={keeper}", f"--conmon-pidfile={monitor}", "--cgroups=no-conmon"]
         command += [
-            "--stop-timeout=0",
             "--image-volume=ignore",
             "--systemd=false",
             "--security-opt=label=disable",
