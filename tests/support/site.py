@@ -179,7 +179,7 @@ def open_site(
         blobs=blobs,
         uploads=uploads,
         accept=Acceptance(database, blobs, rules, clock, IDS, images).accept,
-        tasks=TaskAcceptance(database, catalogs, seal, freezer, clock, IDS, key=seal.digest_key),
+        tasks=TaskAcceptance(database, blobs, catalogs, seal, freezer, clock, IDS, key=seal.digest_key),
         task_operations=TaskOperations(database),
         catalogs=catalogs,
         outlook=OutlookReader(catalogs, rules),

@@ -23,6 +23,8 @@ from trainshed.model.recipe import MAX_RECIPE_BYTES, RECIPE_FILE, parse_recipe
 _CODE = "INVALID_CONTENT"
 _WINDOW = 64 << 10
 """Bytes; several times the longest entry."""
+_AFTER_SLASH = "0"
+"""The character that follows ``/``: with it a name is in order right behind everything below the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,38 @@ class StoredTree:
 
     def find(self, path: str) -> ContentFile | None:
         """The file of that path, found by halving."""
-        wanted = path.encode("utf-8", "surrogatepass")
+        found = self._from(_order(path))
+        return found[1] if found is not None and found[1].path == path else None
+
+    def has(self, path: str) -> bool:
+        """Whether there is a file of that path, or one below it."""
+        below = self._from(_order(f"{path}/"))
+        return (below is not None and below[1].path.startswith(f"{path}/")) or self.find(path) is not None
+
+    def names(self, folder: str, limit: int) -> list[str]:
+        """At most ``limit`` names in a folder (``""`` is the top); those of folders end in ``/``.
+
+        Whatever lies below a folder is jumped over, so that this costs about one read for each name.
+        """
+        before = f"{folder}/" if folder else ""
+        found: dict[str, None] = {}
+        here = self._from(_order(before))
+        while here is not None:
+            last = ""
+            for _, file in read_entries(self._read(here[0])):
+                if not file.path.startswith(before):
+                    return list(found)
+                name, slash, _ = file.path.removeprefix(before).partition("/")
+                last = f"{name}{slash}"
+                found[last] = None
+                if len(found) == limit:
+                    return list(found)
+            beyond = f"{last[:-1]}{_AFTER_SLASH}" if last.endswith("/") else f"{last}\0"
+            here = self._from(_order(f"{before}{beyond}"))
+        return list(found)
+
+    def _from(self, wanted: bytes) -> tuple[int, ContentFile] | None:
+        """The first file that is not in order before ``wanted``, and the byte where its entry starts."""
         low, high = self._start, self._size
         while high - low > _WINDOW:
             middle = (low + high) // 2
@@ -139,17 +172,22 @@ class StoredTree:
             if match is None or first is None or middle + match.start() + 1 >= high:
                 high = middle
                 continue
-            order = first[1].path.encode()
-            if order == wanted:
-                return first[1]
-            if order < wanted:
+            if _order(first[1].path) <= wanted:
                 low = middle + match.start() + 1
             else:
                 high = middle
         # The entry at `high` or after it is too far; one before may go on past it.
-        entries = read_entries(self._read(low, high - low + _WINDOW))
-        return next((file for _, file in entries if file.path == path), None)
+        place = low
+        for end, file in read_entries(self._read(low, high - low + _WINDOW)):
+            if _order(file.path) >= wanted:
+                return place, file
+            place = low + end
+        return None
 
     def _read(self, start: int, length: int = _WINDOW) -> bytes:
         with self._blobs.open(self._sha256, start, length) as reader:
             return reader.read()
+
+
+def _order(path: str) -> bytes:
+    return path.encode("utf-8", "surrogatepass")

@@ -7,9 +7,8 @@ prepared is remembered by this process only: the next one prepares again, which 
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,18 +28,13 @@ from trainshed.control.launching import (
     content_mount,
     inputs_of,
 )
+from trainshed.control.progress import Progress, name_of, named
 from trainshed.engines.contract import Engine, EngineError, Mount
-from trainshed.model.content import ContentFile, ContentKind
+from trainshed.model.content import ContentFile
 from trainshed.model.runner_tree import RunnerFile
-from trainshed.store import checkpoints, events, jobs, moves
-from trainshed.store.database import Connection, Database, DatabaseUnavailable
+from trainshed.store import checkpoints, jobs
+from trainshed.store.database import Database
 from trainshed.store.records import Trial, TrialContent
-
-PROGRESS_SECONDS = 5.0
-_ACTOR = "controller"
-_CODE = "PREPARING"
-_QUIET_SECONDS = 1.0
-_GIGABYTE = 10**9
 
 log = structlog.get_logger(__name__)
 
@@ -134,7 +128,7 @@ class Preparer:
 
     def _prepare(self, item: Active, files: Sequence[RunnerFile], cancelled: Callable[[], bool]) -> Prepared:
         trial, holder = item.trial, item.allocation.attempt_id
-        told = _Progress(self._database, trial, self._clock)
+        told = Progress(self._database, trial, self._clock)
         used, checkpoint = self._read(trial)
         if trial.image_resolved is not None:
             self._engine.prepare(trial.image_resolved, told.say, cancelled)
@@ -147,17 +141,17 @@ class Preparer:
         try:
             sources = self._content.hold_files(sizes, holder, **watched("the Runner's files"))
         except LocalContentError as error:
-            named = next((file.path for file in files if file.sha256 == error.sha256), None)
-            raise error.of(f"the Runner's file `{named}`" if named else "the Runner's files") from error
+            path = next((file.path for file in files if file.sha256 == error.sha256), None)
+            raise error.of(f"the Runner's file `{path}`" if path else "the Runner's files") from error
         mounts = []
         for each in used:
             what = f"{each.kind}/{each.name}@{each.version}"
-            with _named(f"{ContentKind(each.kind).noun} {each.name}@{each.version} ({_part(each.role)})"):
+            with named(name_of(each)):
                 tree = self._content.tree(each.manifest_sha256, holder, **watched(what))
             mounts.append(content_mount(each.role, tree))
         if trial.resume_from is not None:
             what = f"Checkpoint {trial.resume_from}"
-            with _named(what):
+            with named(what):
                 tree = self._content.tree_of(checkpoint, holder, **watched(what))
             mounts.append(Mount(tree, CHECKPOINT))
         if trial.profile is not None:
@@ -176,68 +170,3 @@ class Preparer:
                 return used, []
             files = checkpoints.files_of(connection, trial.resume_from)
         return used, [ContentFile(file.name, file.size, file.sha256) for file in files]
-
-
-@contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Say of what cannot be had here which content it is."""
-    try:
-        yield
-    except LocalContentError as error:
-        raise error.of(what) from error
-
-
-def _part(role: str) -> str:
-    """``input:data`` as people say it."""
-    part, _, name = role.partition(":")
-    return f"{part} `{name}`" if name and part != "plugin" else part
-
-
-class _Progress:
-    """Makes events of what is told, at most one in `PROGRESS_SECONDS`."""
-
-    def __init__(self, database: Database, trial: Trial, clock: Callable[[], float]) -> None:
-        self._database = database
-        self._trial = trial
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._begun = clock()
-        self._said_at: float | None = None
-        self._said = ""
-
-    def say(self, sentence: str) -> None:
-        now = self._clock()
-        with self._lock:
-            early = self._said_at is not None and now - self._said_at < PROGRESS_SECONDS
-            if early or sentence == self._said:
-                return
-            self._said_at, self._said = now, sentence
-        self._record(sentence, now)
-
-    def bringing(self, what: str) -> Callable[[int, int], None]:
-        """For bytes that are brought here; what takes no time is not worth an event."""
-
-        def say(done: int, total: int) -> None:
-            if self._clock() - self._begun >= _QUIET_SECONDS:
-                size = f"{total / 1e9:.3g} GB" if total >= _GIGABYTE else f"{total / 1e6:.3g} MB"
-                self.say(f"Bringing {what} here: {100 * done // max(total, 1)} % of {size}.")
-
-        return say
-
-    def done(self) -> None:
-        """Say how long it took, where anything was said before."""
-        if self._said_at is not None:
-            now = self._clock()
-            self._record(f"Prepared in {now - self._begun:.1f} s.", now)
-
-    def _record(self, sentence: str, now: float) -> None:
-        trial = self._trial
-
-        def store(connection: Connection) -> None:
-            moves.lock_jobs(connection, [trial.job_id])
-            events.record(connection, [events.NewEvent(trial.job_id, trial.id, now, _ACTOR, _CODE, sentence)])
-
-        try:
-            self._database.write(store)
-        except DatabaseUnavailable as error:
-            log.warning("progress was not told", trial=trial.id, reason=str(error))

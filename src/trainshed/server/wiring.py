@@ -158,7 +158,7 @@ def build(
             blobs=blobs,
             uploads=uploads,
             accept=Acceptance(database, blobs, policy, clock, ids, images).accept,
-            tasks=TaskAcceptance(database, catalogs, seal, images, clock, ids, key=seal.digest_key),
+            tasks=TaskAcceptance(database, blobs, catalogs, seal, images, clock, ids, key=seal.digest_key),
             task_operations=TaskOperations(database),
             catalogs=catalogs,
             outlook=OutlookReader(catalogs, policy),

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from trainshed import __version__
+from trainshed.content.blobs import BlobError, BlobStore
 from trainshed.control.costs import USER, ask_if_costly, dearness, task_cost, worst_seconds
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.frozen import FrozenImage
 from trainshed.control.images import ImageFreezer
-from trainshed.control.references import list_hint, unknown_version
 from trainshed.control.request_ids import earlier
 from trainshed.control.sealing import Seal
 from trainshed.control.training.catalogs import Catalogs
+from trainshed.control.training.mounted import Mounted, find_mounted, sub_path_faults
 from trainshed.model.access import Permission, Principal
-from trainshed.model.content import ContentUri, parse_content_uri
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.ids import IdFactory
 from trainshed.model.states import OutputStatus, State
@@ -35,10 +35,10 @@ from trainshed.model.training.catalog import Catalog
 from trainshed.model.training.document import digest, secrets_of, to_document
 from trainshed.model.training.fitting import Fleet, FleetNode
 from trainshed.model.training.naming import final_name
-from trainshed.model.training.resolve import Effective, Who, judge
+from trainshed.model.training.resolve import Effective, Resolution, Who, weigh
 from trainshed.model.training.resolve_parts import EffectiveVariable
 from trainshed.model.training.spec import HOST_IMAGE, TaskSpec
-from trainshed.store import access, contents, jobs, tasks
+from trainshed.store import access, jobs, tasks
 from trainshed.store.database import Connection, Database
 from trainshed.store.records import Job, Task, TrialContent
 
@@ -87,9 +87,10 @@ class TaskAcceptance:
     ``key`` is this deployment's own: digests of hidden values are made with it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works with
         self,
         database: Database,
+        blobs: BlobStore,
         catalogs: Catalogs,
         seal: Seal,
         images: ImageFreezer,
@@ -100,6 +101,7 @@ class TaskAcceptance:
         random_below: Callable[[int], int] = secrets.randbelow,
     ) -> None:
         self._database = database
+        self._blobs = blobs
         self._catalogs = catalogs
         self._seal = seal
         self._images = images
@@ -112,8 +114,9 @@ class TaskAcceptance:
         """What ``document`` means now; asks no registry and stores nothing (C16). Raises `Refusal`."""
         _may_run(principal)
         with self._database.read() as connection:
-            effective, revision, catalog = self._judge(connection, principal, document, smoke=smoke)
-            self._contents(connection, principal.project_id, effective)
+            resolution, revision, catalog = self._weigh(connection, principal, document, smoke=smoke)
+            mounted = find_mounted(connection, principal.project_id, resolution.mounts)
+        effective = self._accepted(resolution, mounted)
         return Judged(effective, catalog, revision, effective.environment)
 
     def accept(self, principal: Principal, document: Any, *, source: str = USER) -> Accepted:
@@ -123,16 +126,19 @@ class TaskAcceptance:
         """
         _may_run(principal)
         with self._database.read() as connection:
-            effective, revision, _ = self._judge(connection, principal, document, smoke=False)
-            request_id, canonical = effective.request.request_id, self._canonical(effective.request.spec)
-            if request_id and (job := earlier(connection, principal, request_id, canonical)):
-                return Accepted(job.id, created=False)
-            used = self._contents(connection, principal.project_id, effective)
+            resolution, revision, _ = self._weigh(connection, principal, document, smoke=False)
+            if (known := resolution.effective) is not None and (request_id := known.request.request_id):
+                canonical = self._canonical(known.request.spec)
+                if job := earlier(connection, principal, request_id, canonical):
+                    return Accepted(job.id, created=False)
+            mounted = find_mounted(connection, principal.project_id, resolution.mounts)
+        effective = self._accepted(resolution, mounted)
+        request_id, canonical = effective.request.request_id, self._canonical(effective.request.spec)
         frozen = _Frozen(
             effective,
             revision,
             self._image(effective),
-            used,
+            mounted.contents,
             _hidden(effective),
             digest(effective.request.spec, self._key),
             canonical,
@@ -169,7 +175,7 @@ class TaskAcceptance:
                     "version": use.version,
                     "manifest_sha256": use.manifest_sha256,
                 }
-                for use in used
+                for use in mounted.contents
             ]
             jobs.insert_contents(connection, rows)
             ask_if_costly(connection, job, cost, at=job.created_at)
@@ -182,16 +188,26 @@ class TaskAcceptance:
             return Accepted(replayed, created=False)
         return Accepted(job.id, created=True, warnings=tuple(each.as_dict() for each in effective.warnings))
 
-    def _judge(
+    def _weigh(
         self, connection: Connection, principal: Principal, document: Any, *, smoke: bool
-    ) -> tuple[Effective, int, Catalog]:
+    ) -> tuple[Resolution, int, Catalog]:
         revision, catalog = self._catalogs.current(connection)
         fleet: Fleet = {
             cluster: [FleetNode(node, labels) for node, labels in nodes]
             for cluster, nodes in self._catalogs.nodes(connection).items()
         }
         who = Who(user=principal.person, project=principal.project_id)
-        return judge(document, catalog, who, fleet, smoke=smoke), revision, catalog
+        return weigh(document, catalog, who, fleet, smoke=smoke), revision, catalog
+
+    def _accepted(self, resolution: Resolution, mounted: Mounted) -> Effective:
+        """Raises `Refusal` with the faults of the document and of what it mounts, all at once."""
+        faults = list(mounted.faults)
+        try:
+            faults += sub_path_faults(self._blobs, mounted.parts)
+        except (BlobError, Refusal):
+            if resolution.effective is not None and not faults:
+                raise
+        return resolution.accepted(faults)
 
     def _canonical(self, spec: TaskSpec) -> str:
         """What a repeated request must equal; hidden values are compared by a keyed digest (P9)."""
@@ -237,32 +253,6 @@ class TaskAcceptance:
         if isinstance(found, Refusal):
             raise _at_image(found)
         return found
-
-    @staticmethod
-    def _contents(connection: Connection, project_id: str, effective: Effective) -> tuple[TrialContent, ...]:
-        """The manifests of what is mounted, pinned now (C11). Raises `Refusal` with every fault."""
-        faults, found = FaultList(), []
-        for number, mount in enumerate(effective.mounts):
-            if mount.content is None:
-                continue
-            path = f"spec.mounts[{number}].ref"
-            uri = parse_content_uri(mount.content)
-            version = contents.resolve(connection, project_id, uri)
-            if version is None:
-                faults.faults.append(_unreadable(connection, project_id, uri, path))
-                continue
-            found.append(
-                TrialContent(
-                    trial_id="",
-                    role=f"mount:{mount.mount.mount_path}",
-                    kind=version.kind,
-                    name=version.name,
-                    version=version.version,
-                    manifest_sha256=version.manifest_sha256,
-                )
-            )
-        faults.raise_if_any()
-        return tuple(found)
 
     def _rows(self, principal: Principal, frozen: _Frozen) -> tuple[Job, dict[str, Any], Task]:
         now = self._clock()
@@ -386,13 +376,6 @@ def _read_secret(variable: EffectiveVariable) -> str:
 def _at_image(refusal: Refusal) -> Refusal:
     faults = [Fault("spec.image", each.code, each.message, each.hint) for each in refusal.faults]
     return Refusal(faults, extra=refusal.extra, retry_after=refusal.retry_after)
-
-
-def _unreadable(connection: Connection, project_id: str, uri: ContentUri, path: str) -> Fault:
-    if not contents.readable(connection, project_id, uri.kind, uri.full_name):
-        said = f"there is no {uri.kind.noun} {uri.full_name} that this project may read"
-        return Fault(path, "MOUNT_DENIED", said, list_hint(uri.kind))
-    return Fault(path, "MOUNT_REF_INVALID", *unknown_version(connection, uri.kind, uri.full_name, uri.ref))
 
 
 def _largest(effective: Effective) -> dict[str, Any]:

@@ -30,6 +30,7 @@ FINAL_CODES = frozenset(
         "LAUNCH_INVALID",
         "NOT_SUPPORTED_BY_ENGINE",
         "CONTENT_DAMAGED",
+        "MOUNT_SUB_PATH_UNKNOWN",
     }
 )
 """What no other try cures, whatever the budget."""

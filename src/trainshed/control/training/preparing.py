@@ -19,19 +19,20 @@ from trainshed.content.local import Cancelled, LocalContent, LocalContentError
 from trainshed.control.background import Background
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.launching import content_mount
+from trainshed.control.progress import Progress, name_of, named
 from trainshed.control.training.frozen import spec_of
+from trainshed.control.training.mounted import SUB_PATH_UNKNOWN
 from trainshed.engines.contract import Engine, EngineError, Mount
 from trainshed.model.training.catalog import Catalog
 from trainshed.model.training.spec import MountType, TaskSpec
 from trainshed.store import events, gangs, jobs, moves
-from trainshed.store.database import Connection, Database, DatabaseUnavailable
+from trainshed.store.database import Connection, Database
 from trainshed.store.gangs import Gang
 from trainshed.store.records import TrialContent
 
 PULL_FAILED = "IMAGE_PULL_FAILED"
 PULLING, RETRY = "IMAGE_PULLING", "IMAGE_PULL_RETRY"
 _ACTOR = "controller"
-_PROGRESS_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +115,8 @@ class GangPreparer:
         try:
             if gang.trial.image_resolved is not None:
                 self._tell_pulling(gang)
-                engine.prepare(gang.trial.image_resolved, self._progress(gang), cancelled)
+                told = Progress(self._database, gang.trial, self._clock, PULLING, patient=True)
+                engine.prepare(gang.trial.image_resolved, told.say, cancelled)
             mounts = self._mounts(gang, spec, catalog, cancelled)
             reach(Point.GANG_PREPARE_AFTER_CONTENT)
             self._outcomes[key] = GangPrepared(mounts)
@@ -134,6 +136,7 @@ class GangPreparer:
         self, gang: Gang, spec: TaskSpec, catalog: Catalog, cancelled: Callable[[], bool]
     ) -> tuple[Mount, ...]:
         used = self._contents(gang.trial.id)
+        told = Progress(self._database, gang.trial, self._clock)
         found = []
         for each in spec.mounts:
             if each.type is MountType.VOLUME:
@@ -143,11 +146,19 @@ class GangPreparer:
             if content is None:
                 missing = f"what is mounted at {each.mount_path} is not recorded"
                 raise LocalContentError("CONTENT_UNAVAILABLE", missing, retryable=False)
-            tree = self._content.tree(content.manifest_sha256, gang.attempt_id, cancelled=cancelled)
-            source = tree / each.sub_path if each.sub_path else tree
+            what = f"{content.kind}/{content.name}@{content.version}"
+            with named(name_of(content)):
+                tree = self._content.tree(
+                    content.manifest_sha256,
+                    gang.attempt_id,
+                    on_progress=told.bringing(what),
+                    cancelled=cancelled,
+                )
+                source = _within(tree, each.sub_path)
             found.append(content_mount(content.role, source))
         if cancelled():
             raise Cancelled
+        told.done()
         return tuple(found)
 
     def _contents(self, trial_id: str) -> dict[str, TrialContent]:
@@ -182,30 +193,20 @@ class GangPreparer:
 
         self._database.write(store)
 
-    def _progress(self, gang: Gang) -> Callable[[str], None]:
-        """Makes events of what is told, at most one in some seconds."""
-        said: list[tuple[float, str]] = [(self._clock(), "")]
-
-        def say(sentence: str) -> None:
-            now = self._clock()
-            if sentence == said[-1][1] or now - said[-1][0] < _PROGRESS_SECONDS:
-                return
-            said[:] = [(now, sentence)]
-
-            def store(connection: Connection) -> None:
-                moves.lock_jobs(connection, [gang.trial.job_id])
-                events.record(connection, [self._event(gang, PULLING, sentence, now)])
-
-            try:
-                self._database.write(store)
-            except DatabaseUnavailable as error:
-                log.warning("progress was not told", trial=gang.trial.id, reason=str(error))
-
-        return say
-
     @staticmethod
     def _event(gang: Gang, code: str, message: str, at: float, level: str = "info") -> events.NewEvent:
         return events.NewEvent(gang.trial.job_id, gang.trial.id, at, _ACTOR, code, message, level=level)
+
+
+def _within(tree: Path, sub_path: str | None) -> Path:
+    """A part of a content. Raises `LocalContentError`: a tree never changes, so no other try finds it.
+
+    The door refuses such tasks (`sub_path_faults`); one that was accepted before it did comes here.
+    """
+    source = tree / sub_path if sub_path else tree
+    if not os.path.lexists(source):
+        raise LocalContentError(SUB_PATH_UNKNOWN, f"it has no file or folder `{sub_path}`", retryable=False)
+    return source
 
 
 class VolumeMissing(Exception):

@@ -49,6 +49,7 @@ SPEC_CODES: Mapping[str, str] = MappingProxyType(
         "MOUNT_REF_INVALID": "Write ns/name@version, an envloop:// URI or a name of the catalogue.",
         "MOUNT_PATH_REQUIRED": "Say where it appears, below /volume or /mnt say.",
         "MOUNT_PATH_NOT_ALLOWED": "Use a folder of its own below the folders named.",
+        "MOUNT_SUB_PATH_UNKNOWN": "Name a folder or file of the content, or leave `sub_path` out.",
         "MOUNT_DUPLICATE": "Keep one of the two.",
         "MOUNT_CONFLICT": "Give each mount a path of its own.",
         "MOUNT_NESTED": "Put the two side by side.",

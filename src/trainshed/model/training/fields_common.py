@@ -223,13 +223,13 @@ ENVIRONMENT: tuple[Field, ...] = (
     ),
     Field(
         "mounts[].sub_path",
-        "A folder inside of it to mount instead of the whole.",
+        "A folder inside of it to mount instead of the whole; of a dataset or model also one file.",
         "C11",
         text(MAX_MOUNT_PATH_BYTES, pattern="^[^/]"),
         f"Relative and normalised; at most {MAX_MOUNT_PATH_BYTES} bytes, each folder's name at most "
         f"{MAX_PATH_PART_BYTES}.",
         derived="the whole",
-        codes=("MOUNT_PATH_NOT_ALLOWED",),
+        codes=("MOUNT_PATH_NOT_ALLOWED", "MOUNT_SUB_PATH_UNKNOWN"),
     ),
     Field(
         "mounts[].read_only",

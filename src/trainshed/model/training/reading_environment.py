@@ -251,7 +251,7 @@ def _sub_path(entry: Section) -> str | None:
     value = entry.values["sub_path"]
     code = "MOUNT_PATH_NOT_ALLOWED"
     if not isinstance(value, str) or not value:
-        entry.refuse("sub_path", code, f"`sub_path` must be a folder's path, not {shown_short(value)}")
+        entry.refuse("sub_path", code, f"`sub_path` must be a path inside of it, not {shown_short(value)}")
         return None
     fault = "it must be relative" if value.startswith("/") else _path_fault(value)
     if fault:

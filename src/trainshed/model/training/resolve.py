@@ -1,6 +1,6 @@
 """A task judged by a catalogue: what it means there, everything filled in, or all that is wrong with it.
 
-`judge` is what `validate` and creation do with a document; nothing here knows what is in use now.
+`weigh` is what `validate` and creation do with a document; nothing here knows what is in use now.
 """
 
 from __future__ import annotations
@@ -104,9 +104,25 @@ class Resolution:
     exceeded: tuple[QuotaAnswer, ...] = ()
     left_out: int = 0
     """Faults beside ``faults``, which were counted only."""
+    mounts: tuple[ResolvedMount, ...] = ()
+    """Those that could be read, also where there are faults."""
+
+    def accepted(self, also: Sequence[Fault] = ()) -> Effective:
+        """What is accepted; raises `Refusal` with every fault, those ``also`` that others found."""
+        if also or self.effective is None:
+            extra = {"quota": [each.as_dict() for each in self.exceeded]} if self.exceeded else None
+            raise Refusal([*self.faults, *also], extra=extra, left_out=self.left_out)
+        return self.effective
 
 
 def judge(
+    document: Any, catalog: Catalog, who: Who, fleet: Fleet | None = None, **options: bool
+) -> Effective:
+    """`weigh`, where nobody finds further faults: raises `Refusal` with all of them at once."""
+    return weigh(document, catalog, who, fleet, **options).accepted()
+
+
+def weigh(
     document: Any,
     catalog: Catalog,
     who: Who,
@@ -114,8 +130,8 @@ def judge(
     *,
     request_id_required: bool = False,
     smoke: bool = False,
-) -> Effective:
-    """What ``document`` means under ``catalog``; raises `Refusal` with the faults of both, all at once.
+) -> Resolution:
+    """What ``document`` means under ``catalog``, and what is wrong with it in itself and there.
 
     ``fleet`` holds the nodes of clusters as far as they are known. With ``smoke`` (`validate`), a request
     that has a `smoke` is judged as the small copy that it describes (C16); without, one is refused.
@@ -130,10 +146,12 @@ def judge(
     resolution = resolve(request, catalog, who, fleet, broken=reading.broken, places=reading.places)
     known = set(faults)
     faults += [each for each in resolution.faults if each not in known]
-    if faults or resolution.effective is None:
-        extra = {"quota": [each.as_dict() for each in resolution.exceeded]} if resolution.exceeded else None
-        raise Refusal(faults, extra=extra, left_out=reading.left_out + resolution.left_out)
-    return resolution.effective
+    return replace(
+        resolution,
+        effective=None if faults else resolution.effective,
+        faults=tuple(faults),
+        left_out=reading.left_out + resolution.left_out,
+    )
 
 
 def smoke_copy(request: TaskRequest, smoke: Smoke) -> TaskRequest:
@@ -218,7 +236,8 @@ class _Resolver:
                 self._faults.add(f"{SPEC_PATH}.{field}", "NOT_SUPPORTED_BY_ENGINE", message)
         sums, passed_over = self._choices(effective, pool)
         if self._faults or cluster is None or not sums:
-            return Resolution(None, tuple(self._faults.faults), tuple(self._exceeded), self._faults.left_out)
+            found = self._faults
+            return Resolution(None, tuple(found.faults), tuple(self._exceeded), found.left_out, mounts)
         return Resolution(
             Effective(
                 request=self._request,
@@ -235,6 +254,7 @@ class _Resolver:
                 warnings=(*notices_of(effective, cluster.engine), *passed_over),
             ),
             (),
+            mounts=mounts,
         )
 
     def _add(self, path: str, code: str, message: str) -> None:

@@ -47,6 +47,8 @@ class ResolvedMount:
     """A mount and what it is: a folder of the nodes, or a content."""
 
     mount: Mount
+    place: int = 0
+    """Which of the document's mounts it is."""
     path: str | None = None
     """Of a volume: where it is on a node, without ``sub_path``."""
     content: str | None = None
@@ -143,11 +145,11 @@ def resolve_mounts(
             alias = None if uri else catalog.alias(mount.ref, mount.type)
             if uri is None and _granted(alias, mount.type, mount.ref, cluster, project, where, faults):
                 uri = content_reference(mount.type, alias.ref) if alias else None
-            found.append(ResolvedMount(mount, content=str(uri) if uri else None))
+            found.append(ResolvedMount(mount, place, content=str(uri) if uri else None))
             continue
         volume = catalog.volume(mount.ref)
         _granted(volume, mount.type, mount.ref, cluster, project, where, faults)
-        found.append(ResolvedMount(mount, path=volume.path if volume else None))
+        found.append(ResolvedMount(mount, place, path=volume.path if volume else None))
     return tuple(found)
 
 
