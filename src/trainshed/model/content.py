@@ -20,6 +20,7 @@ SCHEME = "envloop://"
 MANIFEST_SCHEMA = "trainshed.manifest/1"
 MAX_VERSION_CHARS = 128
 SHA256 = re.compile(r"[0-9a-f]{64}")
+DIGEST_PREFIX = "sha256:"
 VERSION = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{MAX_VERSION_CHARS - 1}}}")
 """A version label; a manifest's digest is one too."""
 
@@ -40,7 +41,10 @@ class ContentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContentUri:
-    """``envloop://kind/namespace/name@ref``; the ref is a version label or a manifest's SHA-256."""
+    """``envloop://kind/namespace/name@ref``; the ref is a version label or a manifest's SHA-256.
+
+    A digest may be written `sha256:HEX`, as in the contract's example of C11; here it is the HEX alone.
+    """
 
     kind: ContentKind
     namespace: str
@@ -117,6 +121,12 @@ def make_manifest(
     return Manifest(kind, ordered, about or {})
 
 
+def plain_ref(ref: str) -> str:
+    """The digest of a ref that is written ``sha256:HEX``; any other ref as it is."""
+    digest = ref.removeprefix(DIGEST_PREFIX)
+    return digest if SHA256.fullmatch(digest) else ref
+
+
 def parse_content_uri(text: str) -> ContentUri:
     """Parse a content URI; raises `ValueError` with a sentence that names the broken rule."""
     if not text.startswith(SCHEME):
@@ -130,6 +140,11 @@ def parse_content_uri(text: str) -> ContentUri:
     for label, part in zip(("namespace", "name"), parts[1:], strict=True):
         if fault := name_part_fault(label, part):
             raise ValueError(fault)
+    ref = plain_ref(ref)
+    if ref.startswith(DIGEST_PREFIX):
+        raise ValueError(
+            f"after `{DIGEST_PREFIX}` stand the 64 lower-case hex digits of a manifest's SHA-256"
+        )
     if not VERSION.fullmatch(ref):
         raise ValueError("the ref after `@` must be a version label or a manifest's SHA-256")
     return ContentUri(ContentKind(parts[0]), parts[1], parts[2], ref)

@@ -11,7 +11,7 @@ from trainshed.content.blobs import BlobNotFound
 from trainshed.content.trees import StoredTree
 from trainshed.control.references import list_hint, unknown_version
 from trainshed.model.access import Permission
-from trainshed.model.content import VERSION, ContentFile, ContentKind, ContentUri
+from trainshed.model.content import VERSION, ContentFile, ContentKind, ContentUri, plain_ref
 from trainshed.model.errors import Refusal
 from trainshed.model.selectors import name_part_fault
 from trainshed.server.documents import Param
@@ -110,7 +110,7 @@ def readable_version(
     Of a content that the caller may read it says which versions there are; else unknown and unreadable are
     one answer.
     """
-    found = None
+    found, ref = None, plain_ref(ref)
     if VERSION.fullmatch(ref):
         if call.principal.owner:
             found = store.find_version(connection, kind, name, ref)

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from trainshed.control.garbage import request_of
 from trainshed.control.verification import Pace, Place, Step, Verification, take_out
 from trainshed.model.access import Permission
-from trainshed.model.content import ContentKind, parse_content_uri
+from trainshed.model.content import ContentKind, parse_content_uri, plain_ref
 from trainshed.model.errors import Refusal
 from trainshed.server.cursors import CursorFault
 from trainshed.server.documents import Param
@@ -274,6 +274,7 @@ def _named(call: Call, target: str) -> Scope:
         if not at or "/" not in name:
             said = "is a Job's id, namespace/name@ref, a content's URI, or 64 hex digits"
             raise Refusal.of("INVALID_SPEC", f"`target` {said}", path="target")
+        ref = plain_ref(ref)
     with call.services.database.read() as connection:
         found = [
             digest

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from trainshed.control.references import unknown_version
+from trainshed.model.content import plain_ref
 from trainshed.model.errors import Refusal
 from trainshed.model.selectors import name_part_fault
 from trainshed.server.bodies import Body, visibility_of
@@ -331,12 +332,13 @@ def withdraw(call: Call, kind: str, namespace: str, name: str, version: str) -> 
     Publishing the same manifest under the same label brings it back.
     """
     wanted, full, at = kind_of(kind), full_name(namespace, name), call.now
+    ref = plain_ref(version)
 
     def change(connection: Connection) -> list[str]:
         own_content(call, connection, wanted, full)
-        labels = store.withdraw(connection, wanted, full, version, at=at)
+        labels = store.withdraw(connection, wanted, full, ref, at=at)
         if not labels:
-            raise not_found(*unknown_version(connection, wanted, full, version))
+            raise not_found(*unknown_version(connection, wanted, full, ref))
         return labels
 
     labels = call.services.database.write(change)

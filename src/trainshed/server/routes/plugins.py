@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainshed.control.references import list_hint, unknown_version
 from trainshed.model.access import KeyKind
-from trainshed.model.content import ContentKind
+from trainshed.model.content import ContentKind, plain_ref
 from trainshed.model.errors import Refusal
 from trainshed.server.content_views import PUBLISH, READ, UNKNOWN, approval_item, full_name, not_found
 from trainshed.server.documents import CURSOR, LIMIT
@@ -66,11 +66,12 @@ _APPROVING = Operation(
 def approve(call: Call, namespace: str, name: str, version: str) -> shapes.PluginApproval:
     """With the owner key only. What is approved is the digest under this name, and nothing else."""
     full, at, by = _decider(call, namespace, name), call.now, call.principal.actor
+    ref = plain_ref(version)
 
     def change(connection: Connection) -> PluginApproval:
-        found = store.find_version(connection, ContentKind.PLUGINS, full, version)
+        found = store.find_version(connection, ContentKind.PLUGINS, full, ref)
         if found is None or found.withdrawn_at is not None:
-            raise not_found(*_no_version(connection, full, version))
+            raise not_found(*_no_version(connection, full, ref))
         return plugins.approve_plugin(connection, full, found.manifest_sha256, at=at, by=by)
 
     return approval_item(call.services.database.write(change))
@@ -85,13 +86,14 @@ def approve(call: Call, namespace: str, name: str, version: str) -> shapes.Plugi
 def revoke(call: Call, namespace: str, name: str, version: str) -> shapes.PluginApproval:
     """With the owner key only. Trials that wait with it will not start; running ones go on."""
     full, at, by = _decider(call, namespace, name), call.now, call.principal.actor
+    ref = plain_ref(version)
 
     def change(connection: Connection) -> PluginApproval:
-        found = store.find_version(connection, ContentKind.PLUGINS, full, version)
-        digest = version if found is None else found.manifest_sha256
+        found = store.find_version(connection, ContentKind.PLUGINS, full, ref)
+        digest = ref if found is None else found.manifest_sha256
         revoked = plugins.revoke_plugin(connection, full, digest, at=at, by=by)
         if revoked is None:
-            said = f"the Plugin {full}@{version[:80]} was never approved"
+            said = f"the Plugin {full}@{ref[:80]} was never approved"
             raise not_found(said, "List what was approved with `trainshed plugin approved`.")
         return revoked
 
