@@ -31,6 +31,12 @@ def _bytes(key: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: "unlimited" if row.get(key) is None else size(row[key])
 
 
+def _used(row: Mapping[str, Any]) -> str | None:
+    """Content that counts; a server need not say it."""
+    used = row.get("content_bytes")
+    return None if used is None else size(used)
+
+
 def _hours(key: str) -> Callable[[Mapping[str, Any]], str]:
     """GPU-hours of a project."""
     return lambda row: "unlimited" if row.get(key) is None else f"{row[key]:.2f}"
@@ -53,7 +59,7 @@ PROJECT = Fields(
         ("max GPUs", _limit("max_gpus")),
         ("GPU-hours", _hours("budget_gpu_hours")),
         ("GPU-hours used", _hours("used_gpu_hours")),
-        ("content used", lambda row: size(row.get("content_bytes") or 0)),
+        ("content used", _used),
         ("content quota", _bytes("max_content_bytes")),
         ("created", "created_at"),
     ),

@@ -122,13 +122,14 @@ def update_project(call: Call, project: str) -> shapes.ProjectAdmin:
     if not call.principal.owner and values.keys() - {"name"}:
         raise Refusal.of("PERMISSION_DENIED", "only the owner key changes priority, quotas and budget")
 
-    def change(connection: Connection) -> Project:
+    def change(connection: Connection) -> tuple[Project, int]:
         _administered(call, connection, project)
-        return access.update_project(connection, project, values)
+        row = access.update_project(connection, project, values)
+        return row, usage.counted_bytes(connection, row.id)
 
-    row = call.services.database.write(change)
+    row, used = call.services.database.write(change)
     call.services.wake()
-    return _project_view(row)
+    return _project_view(row, used)
 
 
 @routes.get(
