@@ -93,7 +93,9 @@ def test_values_are_bounded_in_number_and_depth():
         (schema(definitions={}), ("definitions",), "$defs"),
         (schema(properties={"x": {"type": "number"}}), ("properties", "x", "type"), "fraction"),
         (schema(properties={"x": {"type": ["null", "number"]}}), ("properties", "x", "type"), "fraction"),
-        (schema(properties={"x": {"type": "int"}}), ("properties", "x", "type"), "not valid"),
+        (schema(properties={"x": {"type": "int"}}), ("properties", "x", "type"), "boolean, integer, null"),
+        (schema(properties={"x": {"type": ["string", 1]}}), ("properties", "x", "type"), "one of array,"),
+        (schema(properties={"e": {"$ref": "#/properties/e"}}), ("properties", "e", "$ref"), "itself"),
         (schema(properties={"x": {"minimum": "1"}}), ("properties", "x", "minimum"), "type"),
         (schema(required="x"), ("required",), "type"),
         (schema(properties={"x": {"pattern": "(?=a)"}}), ("properties", "x", "pattern"), "linear time"),
@@ -111,6 +113,55 @@ def test_E101_a_schema_that_cannot_judge_is_refused_at_its_place(given, place, w
     [(where, message)] = schema_faults(given)
     assert where == place
     assert word in message
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"$ref": "http://x/"},
+        {"$schema": "http://json-schema.org/draft-07/schema#"},
+        {"pattern": r"\w{110}"},
+        {"default": None},
+        {"default": "~/x"},
+    ],
+)
+def test_E101_one_fault_of_a_schema_hides_no_other(fault):
+    given = schema(
+        properties={
+            "bad": fault,
+            "type": {"type": "strin"},
+            "least": {"minLength": -1},
+            "step": {"multipleOf": 0},
+            "one": {"type": "integer", "default": "1"},
+            "refers": {"$ref": "#/properties/bad", "default": 1},
+        },
+        required=["a", 1],
+    )
+    [key] = fault
+    assert set(places(schema_faults(given))) == {
+        ("properties", "bad", key),
+        ("properties", "type", "type"),
+        ("properties", "least", "minLength"),
+        ("properties", "step", "multipleOf"),
+        ("properties", "one", "default"),
+        ("required", 1),
+    }
+
+
+def test_E101_a_circle_of_references_is_shown():
+    given = schema(
+        properties={"a": {"$ref": "#/$defs/b"}}, **{"$defs": {"b": {"not": {"$ref": "#/$defs/b"}}}}
+    )
+    [(place, message)] = schema_faults(given)
+    assert place == ("$defs", "b", "not", "$ref")
+    assert "#/$defs/b -> #/$defs/b/not -> #/$defs/b" in message
+
+
+def test_E101_a_default_that_never_ends_is_named():
+    node = {"type": "object", "default": {}, "properties": {"next": {"$ref": "#/$defs/node"}}}
+    [(place, message)] = schema_faults(schema(**{"$defs": {"node": node}}))
+    assert place == ("$defs", "node", "default")
+    assert "without end" in message
 
 
 def test_E101_a_schema_is_bounded():

@@ -269,8 +269,17 @@ def test_E96_a_provider_choice_is_refused_wherever_it_stands(key):
     assert "platform chooses" in faults(v2(**{key: "x"}))[key]
     for place in (("recipe",), ("inputs", "data")):
         assert "platform chooses" in faults(with_value(v2(), (*place, key), "x"))[".".join((*place, key))]
-    if key in {"provider", "executor"}:
-        assert "platform chooses" in faults(v1(recipe={key: "x"}))[f"recipe.{key}"]
+
+
+@pytest.mark.parametrize("key", ["provider", "executor", "backend", "Provider"])
+def test_E96_no_parameter_of_v1_chooses_a_provider_at_any_depth(key):
+    found = faults(v1(recipe={key: "x", "a": {key: 1}, "b": [{key: []}]}))
+    assert set(found) == {f"recipe.{key}", f"recipe.a.{key}", f"recipe.b[0].{key}"}
+    assert all("platform chooses" in message for message in found.values())
+
+
+def test_what_a_parameter_of_v2_is_called_is_for_the_recipes_schema():
+    assert parsed(v2(parameters={"backend": "nccl", "path": "a/b"})).parameters["backend"] == "nccl"
 
 
 @pytest.mark.parametrize("key", ["path", "local_path", "files"])
@@ -360,7 +369,11 @@ def test_a_profile_is_bounded():
     deep: dict = {}
     for _ in range(90):
         deep = {"a": deep}
-    assert "nested" in next(iter(faults(v1(recipe=deep)).values()))
+    assert faults(v1(recipe=deep)) == {
+        "recipe.a.a.a.a.…": "`recipe.a.a.a.a.…` is nested deeper than 32 levels"
+    }
+    long = "x" * 100
+    assert list(faults(v1(recipe={long: None}))) == [f"recipe.{long[:80]}…"]
 
 
 ANYTHING = st.recursive(

@@ -117,6 +117,39 @@ type = "array"
     assert "'train.py'" in found["entrypoint"]
 
 
+def test_a_bad_name_hides_nothing_of_what_stands_under_it():
+    found = faults_of(
+        f"""{HEAD}
+[inputs.1data]
+kind = "datasets"
+required = "yes"
+[inputs.data]
+[inputs.Data]
+kind = "x"
+[dependencies."a b"]
+uri = "x"
+"""
+    )
+    assert set(found) == {
+        "inputs.1data",
+        "inputs.1data.kind",
+        "inputs.1data.required",
+        "inputs.data.kind",
+        "inputs.Data",
+        "inputs.Data.kind",
+        "dependencies.a b",
+        "dependencies.a b.uri",
+        "dependencies.a b.manifest_sha256",
+    }
+
+
+@pytest.mark.parametrize("value", ["/home/ada/x", "~/x", "C:\\x", "file:///x"])
+def test_E96_a_default_is_no_path_of_some_machine(value):
+    found = faults_of(f"{HEAD}[parameters]\ntype = 'object'\nproperties.x.default = [{json.dumps(value)}]\n")
+    assert list(found) == ["parameters.properties.x.default[0]"]
+    assert "path of some machine" in next(iter(found.values()))
+
+
 @pytest.mark.parametrize(
     "entrypoint",
     [
@@ -184,7 +217,7 @@ def test_what_cannot_be_read_is_refused_as_one_file(content, word):
 
 
 def test_bounds():
-    assert "nested" in faults_of(HEAD + "[a" + ".a" * (MAX_DEPTH + 1) + "]")["a.a.a.a"]
+    assert "nested" in faults_of(HEAD + "[a" + ".a" * (MAX_DEPTH + 1) + "]")["a.a.a.a.…"]
     lines = "".join(
         f'[dependencies.d{n}]\nuri = "envloop://recipes/n/a@1"\nmanifest_sha256 = "{DIGEST}"\n'
         for n in range(MAX_DEPENDENCIES + 1)

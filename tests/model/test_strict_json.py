@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainshed.model.errors import Refusal
-from trainshed.model.strict_json import MAX_NESTING, canonical_json, decode_json
+from trainshed.model.strict_json import MAX_DIGITS, MAX_NESTING, canonical_json, decode_json
 
 VALUES = st.recursive(
     st.none()
@@ -73,13 +73,25 @@ def test_canonical_texts_differ_for_values_that_differ(one, other):
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "Infinity"),
         (b'{"a": 1e999}', "too large"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
+        (b'{"a": ' + b"9" * 5000 + b"}", f"a whole number of 5000 digits, {'9' * 40}…; at most {MAX_DIGITS}"),
+        (b"-" + b"9" * 4301, "4301 digits"),
         (b'{"a": 1, "b": 2, "a": 1}', "twice"),
         (b'[{"x": {"\\u0061": 1, "a": 1}}]', "twice"),
     ],
 )
 def test_what_is_not_plain_json_is_refused_with_the_reason(body, said):
     assert said in refused(body)
+
+
+@pytest.mark.parametrize("body", [b"9" * 5000, b"1e999"])
+def test_a_number_that_is_not_taken_is_json_all_the_same(body):
+    assert refused(body).startswith("the body holds ")
+    assert "JSON" not in refused(body)
+    assert "sys." not in refused(body)
+
+
+def test_the_longest_whole_number_is_read():
+    assert decode_json(b"-" + b"9" * MAX_DIGITS) == -(10**MAX_DIGITS - 1)
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])

@@ -170,7 +170,8 @@ def test_a_name_of_128_characters_is_accepted():
 def test_an_unknown_key_is_refused_at_every_level(place, path, key):
     given = several(trial("a", resources={"gpus": 1}))
     place(given)[key] = 1
-    assert faults(given) == {f"{path}{key[:80]}": "INVALID_TRAIN_JOB_SPEC"}
+    shown = key if len(key) <= 80 else f"{key[:80]}…"
+    assert faults(given) == {f"{path}{shown}": "INVALID_TRAIN_JOB_SPEC"}
 
 
 @pytest.mark.parametrize(

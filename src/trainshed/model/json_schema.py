@@ -27,7 +27,10 @@ MAX_STEPS = 4_000
 """Keywords applied in one check, about 8 us each; a schema of 100 parameters of all kinds takes 1,400."""
 MAX_TOTAL_STEPS = 24_000
 """In all checks of one submission, and in all of one publication."""
+TYPES = ("array", "boolean", "integer", "null", "object", "string")
+"""What ``type`` may say of parameters; ``number`` is not among them (E97)."""
 _MAX_SENTENCE_CHARS = 300
+_MAX_VALUE_CHARS = 80
 _CHARS_PER_STEP = 256
 _TRIES_PER_STEP = 4096
 _STEPS_PER_REFERENCE = 5
@@ -93,11 +96,26 @@ def metaschema_faults(schema: Mapping[str, Any]) -> list[Found]:
     """What the metaschema of JSON Schema 2020-12 has against ``schema``."""
     from jsonschema import Draft202012Validator  # noqa: PLC0415 - see the module's docstring
 
-    return _found(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema))
+    errors = Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema)
+    return [
+        (tuple(each.absolute_path), _type_sentence(each) if _is_of_type(each) else _sentence(each))
+        for each in itertools.islice(errors, MAX_SHOWN)
+    ]
 
 
 def _found(errors: Iterator[ValidationError]) -> list[Found]:
     return [(tuple(each.absolute_path), _sentence(each)) for each in itertools.islice(errors, MAX_SHOWN)]
+
+
+def _is_of_type(error: ValidationError) -> bool:
+    """Whether the metaschema's rule of the keyword ``type`` is broken."""
+    return error.validator == "anyOf" and {"$ref": "#/$defs/simpleTypes"} in error.validator_value
+
+
+def _type_sentence(error: ValidationError) -> str:
+    shown = repr(error.instance)
+    shown = shown if len(shown) <= _MAX_VALUE_CHARS else f"{shown[:_MAX_VALUE_CHARS]} …"
+    return f"must be one of {', '.join(TYPES)}, or a list of different ones, not {shown}"
 
 
 def _sentence(error: ValidationError) -> str:

@@ -22,7 +22,15 @@ from trainshed.model.json_schema import (
     check,
     metaschema_faults,
 )
-from trainshed.model.parameters import MAX_DEPTH, fill_defaults, is_fraction, too_deep, value_faults
+from trainshed.model.parameters import (
+    MAX_DEPTH,
+    cut,
+    fill_defaults,
+    is_fraction,
+    local_faults,
+    too_deep,
+    value_faults,
+)
 from trainshed.model.schema_patterns import (
     MAX_PATTERN_CHARS,
     MAX_PATTERN_COST,
@@ -48,6 +56,7 @@ _SINGLE = (
     "else",
     "not",
 )
+_OF_THE_SAME_VALUE = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas")
 _BY_PLACE = "refer to a part by its place: `#/$defs/NAME`"
 _REFUSED = {
     "$anchor": _BY_PLACE,
@@ -68,27 +77,87 @@ def schema_faults(schema: Any) -> list[Found]:
     if not isinstance(schema, Mapping):
         return [((), "must be a table that holds a JSON Schema")]
     if (place := too_deep(schema)) is not None:
-        return [(place[:4], f"is nested deeper than {MAX_DEPTH} levels")]
+        return [(cut(place), f"is nested deeper than {MAX_DEPTH} levels")]
     values = value_faults(schema)
-    if not all(is_fraction(schema, place) for place, _ in values):
-        return values[:MAX_SHOWN]
+    if any(place == () for place, _ in values):  # too many to look at one by one
+        return values
     parts = list(_parts(schema))
     if len(parts) > MAX_SUBSCHEMAS:
         return [((), f"holds {len(parts)} schemas; at most {MAX_SUBSCHEMAS}")]
     places = {place for place, _ in parts}
     unfit = [each for place, part in parts for each in _part_faults(place, part, places)]
     unfit += _pattern_faults(parts)
-    numbers = [((*place, "type"), _NO_NUMBERS) for place, part in parts if _allows_numbers(part)]
-    found = [*values, *unfit, *numbers]
+    found = [*values, *unfit]
+    found += [((*place, "type"), _NO_NUMBERS) for place, part in parts if _allows_numbers(part)]
     if schema.get("type") != "object":
         found.append((("type",), 'must be "object": parameters are given by their names'))
-    # Each step relies on the one before: only a schema that is one, and refers to what is there, has
-    # defaults to be tried.
-    if not unfit:
-        told = {place for place, _ in found}
-        more = metaschema_faults(schema) or _default_faults(schema, parts)
-        found += [(place, message) for place, message in more if place not in told]
+    for place, part in parts:
+        if "default" in part:
+            found += [((*place, "default", *below), said) for below, said in local_faults(part["default"])]
+    malformed = metaschema_faults(schema)
+    _add(found, malformed)
+    # Only a schema that is one, and refers to what is there, has defaults to be tried; of any other those
+    # parts have that nothing is wrong with, and that refer to nothing.
+    if unfit or malformed or not all(is_fraction(schema, place) for place, _ in values):
+        places_told = [place for place, _ in found]
+        sound = [each for each in parts if () not in places_told and _stands_alone(*each, places_told)]
+        _add(found, _default_faults(schema, sound, whole=False))
+    elif endless := _endless(parts):
+        _add(found, endless)
+    else:
+        _add(found, _default_faults(schema, parts, whole=True))
     return found[:MAX_SHOWN]
+
+
+def _add(found: list[Found], more: list[Found]) -> None:
+    """Add faults of places of which nothing is said yet."""
+    told = {place for place, _ in found}
+    found += [(place, message) for place, message in more if place not in told]
+
+
+def _stands_alone(place: Place, part: Mapping[str, Any], told: list[Place]) -> bool:
+    """Whether a schema can be applied although others cannot: nothing at it or below it is at fault."""
+    if any(each[: len(place)] == place for each in told):
+        return False
+    return not any("$ref" in below for _, below in _parts(part))
+
+
+def _endless(parts: list[tuple[Place, Mapping[str, Any]]]) -> list[Found]:
+    """Where a schema refers, by whatever way, to itself for the same value: to apply it never ends."""
+    by_place = {_pointer(place): (place, part) for place, part in parts}
+    ended: set[str] = set()
+    found: list[Found] = []
+
+    def follow(name: str, way: list[str], through: Place | None) -> None:
+        if name in way:
+            circle = " -> ".join([*way[way.index(name) :], name])
+            where = through or ()
+            found.append((where, f"refers to itself without end: {circle}"))
+            return
+        if name in ended or name not in by_place:
+            return
+        place, part = by_place[name]
+        for below in _same_value(place, part):
+            follow(_pointer(below), [*way, name], through)
+        if "$ref" in part:
+            follow(part["$ref"], [*way, name], (*place, "$ref"))
+        ended.add(name)
+
+    for name in by_place:
+        follow(name, [], None)
+    return found
+
+
+def _same_value(place: Place, part: Mapping[str, Any]) -> Iterator[Place]:
+    """The schemas inside ``part`` that judge the very value that it judges."""
+    for key in _OF_THE_SAME_VALUE:
+        below = part.get(key)
+        if isinstance(below, list):
+            yield from ((*place, key, number) for number in range(len(below)))
+        elif key in _MAPS and isinstance(below, Mapping):
+            yield from ((*place, key, name) for name in below)
+        elif below is not None:
+            yield (*place, key)
 
 
 def _parts(schema: Any, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any]]]:
@@ -165,23 +234,26 @@ def _pattern_faults(parts: list[tuple[Place, Mapping[str, Any]]]) -> list[Found]
     return found
 
 
-def _default_faults(schema: Mapping[str, Any], parts: list[tuple[Place, Mapping[str, Any]]]) -> list[Found]:
-    """Defaults that their own schema refuses: nobody could ever use them."""
+def _default_faults(
+    schema: Mapping[str, Any], parts: list[tuple[Place, Mapping[str, Any]]], *, whole: bool
+) -> list[Found]:
+    """Defaults that their own schema refuses: nobody could ever use them; of the ``whole`` schema, too."""
     found: list[Found] = []
+    where: Place = ()
     try:
         with budget(Steps(MAX_TOTAL_STEPS)):
             for place, part in parts:
                 if "default" in part:
+                    where = (*place, "default")
                     value = copy.deepcopy(part["default"])
                     with budget():
                         fill_defaults(schema, part, value)
-                    where = (*place, "default")
                     found += [((*where, *below), message) for below, message in check(schema, part, value)]
-            if not found:  # what a submission costs that gives nothing; a schema may be endless, too
-                value = {}
+            if whole and not found:  # what a submission costs that gives nothing
+                where, value = (), {}
                 with budget():
                     fill_defaults(schema, schema, value)
                     check(schema, schema, value)
     except Unbounded as error:
-        return [((), f"cannot be applied: {error}")]
+        found.append((where, f"cannot be applied: {error}"))
     return found

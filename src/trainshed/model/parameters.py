@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,20 +20,43 @@ MAX_VALUES = 2_000
 """Values in the parameters of one Trial, all levels together."""
 MAX_INTEGER = 2**53 - 1
 """Every JSON reader keeps integers up to this one exactly (RFC 8259 section 6)."""
+CUT = "…"
+"""Stands where a place, or a name in one, goes on and is not shown further."""
 _CHARS_PER_STEP = 256
+_SHOWN_CHARS = 80
+_SHOWN_LEVELS = 4
 _NONE = object()
+# Only what cannot be anything else: `/think` and `./configs/a.yaml` may well be values.
+_LOCAL_VALUE = re.compile(r"file:/|~[A-Za-z0-9_-]*/|/(?:home|root|Users)/|[A-Za-z]:\\|\\\\[A-Za-z0-9]")
+
+
+def name_text(name: str) -> str:
+    """A name as faults show it: what no terminal shows is escaped, and a long one is cut with a mark."""
+    short = name[:_SHOWN_CHARS]
+    shown = short if short.isprintable() else short.encode("unicode_escape").decode("ascii")
+    return f"{shown}{CUT}" if len(name) > _SHOWN_CHARS else shown
 
 
 def place_text(base: str, place: Iterable[str | int]) -> str:
     """A place as faults show it: ``spec.profile.parameters.steps[2]``."""
     text = base
     for part in place:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            short = part[:80]
-            text += f".{short if short.isprintable() else short.encode('unicode_escape').decode('ascii')}"
+        text += f"[{part}]" if isinstance(part, int) else f".{name_text(part)}"
     return text.removeprefix(".")
+
+
+def cut(place: Place) -> Place:
+    """The first levels of a place that is too deep to be shown, with a mark behind them."""
+    return (*place[:_SHOWN_LEVELS], CUT)
+
+
+def local_faults(value: Any) -> list[Found]:
+    """Texts in ``value``, which is not too deep, that can only be a path of some machine (E96)."""
+    return [
+        (place, f"is a path of some machine, {each[:80]!r}; publish what it holds")
+        for place, each in _values(value)
+        if isinstance(each, str) and _LOCAL_VALUE.match(each)
+    ]
 
 
 def value_faults(value: Any) -> list[Found]:
@@ -42,7 +66,7 @@ def value_faults(value: Any) -> list[Found]:
     fractions are, and refused as such.
     """
     if (place := too_deep(value)) is not None:
-        return [(place[:4], f"is nested deeper than {MAX_DEPTH} levels")]
+        return [(cut(place), f"is nested deeper than {MAX_DEPTH} levels")]
     found: list[Found] = []
     for count, (place, each) in enumerate(_values(value), start=1):
         if count > MAX_VALUES:
@@ -78,8 +102,11 @@ def plain_fault(value: Any) -> str | None:
 
 def is_fraction(value: Any, place: Place) -> bool:
     """Whether what stands at ``place`` in ``value`` is a number that only is not written as an integer."""
-    for key in place:
-        value = value[key]
+    try:
+        for key in place:
+            value = value[key]
+    except (KeyError, IndexError, TypeError):  # a place that was cut
+        return False
     return isinstance(value, float) and math.isfinite(value)
 
 

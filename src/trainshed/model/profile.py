@@ -15,7 +15,7 @@ from typing import Any
 
 from trainshed.model.content import SCHEME, SHA256, ContentKind, ContentUri, parse_content_uri
 from trainshed.model.errors import FaultList
-from trainshed.model.parameters import place_text, too_deep, value_faults
+from trainshed.model.parameters import CUT, local_faults, name_text, place_text, too_deep, value_faults
 from trainshed.model.recipe import LOCAL_NAME, LOCAL_NAME_RULE, Reference, wrong_kind
 from trainshed.model.strict_json import canonical_json
 
@@ -34,6 +34,8 @@ _KEYS = {
 _REFERENCE_KEYS = ("uri", "manifest_sha256")
 _INPUT_KEYS = (*_REFERENCE_KEYS, "config", "split")
 _INPUT_KINDS = (ContentKind.DATASETS, ContentKind.MODELS)
+_CHOICES = frozenset({"provider", "executor", "backend"})
+"""Of the parameters of v1: no schema says that they mean anything else (E60, E96)."""
 _PROVIDER_KEYS = frozenset(
     {"provider", "executor", "backend", "engine", "cluster", "node", "region", "placement", "storage"}
 )
@@ -41,8 +43,6 @@ _LOCAL_KEYS = frozenset(
     {"path", "paths", "local_path", "file", "files", "dir", "directory", "folder", "mount"}
 )
 _LOCAL_PATH = re.compile(r"file:|[/\\~]|\.{1,2}(?:[/\\]|$)|[A-Za-z]:[/\\]", re.IGNORECASE)
-# In a parameter only what cannot be anything else: `/think` and `./configs/a.yaml` may well be values.
-_LOCAL_VALUE = re.compile(r"file:/|~[A-Za-z0-9_-]*/|/(?:home|root|Users)/|[A-Za-z]:\\|\\\\[A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,11 @@ class _Checker:
 
     def add(self, place: tuple[str | int, ...], message: str, code: str = _CODE) -> None:
         name = place[-1] if place else "profile"
-        if isinstance(name, int):
-            name = place_text("", place[-2:])
-        shown = f"`{name}`" if name.isprintable() else f"entry {name!r}"
-        self.faults.add(place_text(self.path, place), code, f"{shown[:90]} {message}")
+        if isinstance(name, int) or name == CUT:
+            shown = place_text("", place[-2:] if isinstance(name, int) else place)
+        else:
+            shown = name_text(name)
+        self.faults.add(place_text(self.path, place), code, f"`{shown}` {message}")
 
     def profile(self, value: Mapping[str, Any]) -> JobProfile | None:
         schema = value.get("schema")
@@ -260,15 +261,12 @@ class _Checker:
         found = value_faults(given)
         for place, message in found:
             self.add((key, *place), message)
-        if key == "recipe":
-            for name in sorted(given.keys() & {"provider", "executor"}):
-                self.add((key, name), "is not taken: the platform chooses where a Trial runs")
         if too_deep(given) is None:
-            for place, text in _texts(given):
-                if _LOCAL_VALUE.match(text):
-                    self.add(
-                        (key, *place), f"is a path of some machine, {text[:80]!r}; publish what it holds"
-                    )
+            if key == "recipe":
+                for place in _choices(given):
+                    self.add((key, *place), "is not taken: the platform chooses where a Trial runs")
+            for place, message in local_faults(given):
+                self.add((key, *place), message)
         return MappingProxyType(given)
 
 
@@ -276,12 +274,13 @@ def _is_local(text: str) -> bool:
     return _LOCAL_PATH.match(text) is not None
 
 
-def _texts(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, dict):
+def _choices(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where a parameter is called as what only the platform chooses."""
+    if isinstance(value, dict):
         for key, each in value.items():
-            yield from _texts(each, (*place, key))
+            if key.lower() in _CHOICES:
+                yield (*place, key)
+            yield from _choices(each, (*place, key))
     elif isinstance(value, list):
         for number, each in enumerate(value):
-            yield from _texts(each, (*place, number))
+            yield from _choices(each, (*place, number))

@@ -38,7 +38,7 @@ from typing import Any
 from trainshed.model.content import SHA256, ContentKind, ContentUri, parse_content_uri
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.parameter_schema import schema_faults
-from trainshed.model.parameters import MAX_DEPTH, place_text, too_deep
+from trainshed.model.parameters import MAX_DEPTH, cut, place_text, too_deep
 from trainshed.model.strict_toml import decode_toml
 
 RECIPE_ABI = "envloop.train-recipe/1"
@@ -160,7 +160,7 @@ def recipe_from_about(about: Mapping[str, Any]) -> Recipe:
 def judge_recipe(about: Mapping[str, Any]) -> tuple[Recipe, list[Fault]]:
     """What can be read of a definition, and every fault of it; its entrypoint is empty if that is one."""
     if (place := too_deep(about)) is not None:
-        where = place_text("", place[:4])
+        where = place_text("", cut(place))
         message = f"`{where}` is nested deeper than {MAX_DEPTH} levels"
         return Recipe(entrypoint=""), [Fault(where, _CODE, message)]
     check = _Checker(FaultList())
@@ -221,8 +221,11 @@ class _Checker:
 
     def tables(
         self, about: Mapping[str, Any], key: str, most: int
-    ) -> Iterable[tuple[str, Mapping[str, Any]]]:
-        """The named tables below ``key``, as in ``[inputs.data]``."""
+    ) -> Iterable[tuple[str, str, Mapping[str, Any]]]:
+        """The named tables below ``key``, as in ``[inputs.data]``: name, place and table.
+
+        One with a bad name is among them: what is wrong inside of it is told, too.
+        """
         value = about.get(key, {})
         if not isinstance(value, Mapping):
             self.add(key, f"must hold tables, as in [{key}.NAME]")
@@ -237,17 +240,16 @@ class _Checker:
                 self.add(path, f"is no name: it {LOCAL_NAME_RULE}")
             elif (other := spelled.setdefault(name.lower(), name)) != name:
                 self.add(path, f"differs from `{other}` only in case, and both name a folder")
-            elif not isinstance(table, Mapping):
-                self.add(path, f"must be a table: [{key}.{name}]")
+            if isinstance(table, Mapping):
+                yield name, path, table
             else:
-                yield name, table
+                self.add(path, f"must be a table: [{path}]")
 
     def inputs(self, about: Mapping[str, Any]) -> Mapping[str, RecipeInput] | None:
         if "inputs" not in about:
             return None
         found = {}
-        for name, table in self.tables(about, "inputs", MAX_INPUTS):
-            path = f"inputs.{name}"
+        for name, path, table in self.tables(about, "inputs", MAX_INPUTS):
             self.known_keys(path, table, _INPUT_KEYS)
             kind = table.get("kind")
             if not isinstance(kind, str) or kind not in _INPUT_KINDS:
@@ -262,8 +264,7 @@ class _Checker:
 
     def dependencies(self, about: Mapping[str, Any]) -> dict[str, Reference]:
         found = {}
-        for name, table in self.tables(about, "dependencies", MAX_DEPENDENCIES):
-            path = f"dependencies.{name}"
+        for name, path, table in self.tables(about, "dependencies", MAX_DEPENDENCIES):
             self.known_keys(path, table, _DEPENDENCY_KEYS)
             uri = self.dependency_uri(f"{path}.uri", table.get("uri"))
             digest = table.get("manifest_sha256")

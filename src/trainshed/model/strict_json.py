@@ -11,6 +11,9 @@ from trainshed.model.errors import Refusal
 
 MAX_NESTING = 100
 """Levels of lists and objects in a body."""
+MAX_DIGITS = 4_300
+"""Of a whole number: to convert one takes time that grows with the square of its digits."""
+_SHOWN_DIGITS = 40
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -28,7 +31,10 @@ def decode_json(body: bytes, what: str = "the body") -> Any:
             object_pairs_hook=_pairs,
             parse_constant=_no_constant,
             parse_float=_finite,
+            parse_int=_whole,
         )
+    except _Number as error:
+        raise Refusal.of("INVALID_REQUEST", f"{what} holds {error}") from None
     except ValueError as error:
         raise Refusal.of("INVALID_REQUEST", f"{what} is not JSON: {error}") from None
 
@@ -64,11 +70,26 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+class _Number(ValueError):
+    """A number that is JSON, and that we do not take."""
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"the number {text[:40]} is too large")
+        raise _Number(f"the number {_short(text)}, which is too large")
     return number
+
+
+def _whole(text: str) -> int:
+    digits = len(text.removeprefix("-"))
+    if digits > MAX_DIGITS:
+        raise _Number(f"a whole number of {digits} digits, {_short(text)}; at most {MAX_DIGITS} are read")
+    return int(text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_DIGITS else f"{text[:_SHOWN_DIGITS]}…"
 
 
 def canonical_json(value: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from trainshed.model.checkpoints import CheckpointRef, parse_checkpoint_ref
 from trainshed.model.conflicts import shown
 from trainshed.model.errors import Fault, FaultList, Refusal
+from trainshed.model.parameters import name_text
 from trainshed.model.profile import JobProfile, read_profile
 from trainshed.model.selectors import Selector, image_fault, parse_selector
 from trainshed.model.strict_json import canonical_json
@@ -472,8 +473,7 @@ def _join(path: str, key: str) -> str:
 
 
 def _clean(text: str) -> str:
-    short = text[:80]
-    return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")
+    return name_text(text)
 
 
 def _kind(value: Any) -> str:
