@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from trainshed.content.blobs import Blob, BlobReader, FolderBlobStore, StoreUnavailable
@@ -43,6 +43,9 @@ class Remote:
     def missing(self, names: Iterable[str]) -> list[str]:
         return self._folder.missing(names)
 
+    def unlike(self, sizes: Mapping[str, int]) -> list[str]:
+        return self._folder.unlike(sizes)
+
     def delete(self, sha256: str) -> bool:
         return self._folder.delete(sha256)
 
@@ -51,6 +54,50 @@ class Remote:
 
     def names(self) -> Iterator[Blob]:
         return self._folder.names()
+
+    def strangers(self) -> Iterator[str]:
+        return self._folder.strangers()
+
+
+class Slow(Remote):
+    """One that gives files of more than one piece a piece at a time, and each only once it is told to."""
+
+    PIECE = 64 << 10
+
+    def __init__(self, folder: FolderBlobStore) -> None:
+        super().__init__(folder)
+        self.asked = threading.Semaphore(0)
+        """Counts the pieces asked for."""
+        self.given = 0
+        self._pieces = threading.Semaphore(0)
+
+    def give(self, pieces: int) -> None:
+        """Let so many more pieces go."""
+        self._pieces.release(pieces)
+
+    def open(self, sha256: str, start: int = 0, length: int | None = None) -> BlobReader:
+        reader = super().open(sha256, start, length)
+        return reader if reader.remaining <= self.PIECE else _Pieces(self, reader)
+
+    def piece(self, reader: BlobReader, view: memoryview) -> int:
+        self.asked.release()
+        self._pieces.acquire()
+        self.given += 1
+        return reader.readinto(view)
+
+
+class _Pieces(BlobReader):
+    def __init__(self, store: Slow, reader: BlobReader) -> None:
+        super().__init__(0, reader.remaining)
+        self._store = store
+        self._reader = reader
+
+    def _fill(self, view: memoryview) -> int:
+        return self._store.piece(self._reader, view[: Slow.PIECE])
+
+    def close(self) -> None:
+        self._reader.close()
+        super().close()
 
 
 class Clock:
