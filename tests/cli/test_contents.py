@@ -10,6 +10,7 @@ import pytest
 
 from support.contents import RECIPE
 from support.fake_server import Reply, refusal
+from support.projects import project, write
 from trainshed.cli.content_progress import Lines
 from trainshed.cli.exits import Exit
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
@@ -273,6 +274,34 @@ def test_publishing_for_projects_names_them_or_is_refused(run, fake, tmp_path):
     assert ran.status == Exit.OK
     assert "is now `projects` (p, q)" in ran.err
     assert "is now" not in run(*common).err
+
+
+def test_what_is_left_out_is_told_by_reason_and_in_the_document(run, fake, tmp_path):
+    place = project(tmp_path / "r", {"recipe.toml": RECIPE, "train.py": "", ".gitignore": "runs/\n.venv\n"})
+    write(
+        place, dict.fromkeys(["runs/1", ".venv/x", "a.log", "b.log", "c.log", "d.log", ".env", "k.pem"], "x")
+    )
+    name = "POST /v1/content/recipes/team/words/versions"
+    fake.routes = {name: Reply(body={**DETAIL, "kind": "recipes"})}
+    common = ("recipe", "publish", str(place), "--name", "team/words", "--exclude", "*.log")
+    told = run(*common).err
+    for line in (
+        "Left out: a.log, b.log, c.log and 1 more (excluded).",
+        "Left out: .venv, runs (git ignores it).",
+        "Left out: .env, k.pem (looks like credentials).",
+        "Left out: .git (never published).",
+    ):
+        assert line in told
+    document = run(*common, "--exclude", "!a.log", "--json").json
+    assert document["reasons"] == {
+        ".env": "looks like credentials (.env)",
+        ".git": "never published",
+        **dict.fromkeys(("b.log", "c.log", "d.log"), "excluded"),
+        "k.pem": "looks like credentials (*.pem)",
+        **dict.fromkeys((".venv", "runs"), "git ignores it"),
+    }
+    assert sorted(document["skipped"]) == sorted(document["reasons"])
+    assert run(*common, "--exclude", "").status == Exit.USAGE
 
 
 def test_a_uri_stands_for_the_name_where_its_kind_is_the_one_meant(run, fake):

@@ -63,6 +63,8 @@ APPROVAL = Fields(
 )
 VISIBILITY = Fields((("name", "name"), ("visibility", "visibility"), ("projects", "projects")))
 WITHDRAWN = Fields((("name", "name"), ("withdrawn", "withdrawn")))
+_NAMED = 3
+"""Paths that are named where more were left out."""
 _URI = Sentence(lambda document: str(document["uri"]))
 _ABOUT = ("description", "type", "base_model", "license", "authors", "tags", "entrypoint")
 
@@ -201,45 +203,35 @@ def _publish(noun: str, door: Door) -> click.Command:
         metavar="PROJECT",
         help="With visibility `projects`: who. Repeatable.",
     )
+    @click.option(
+        "--exclude",
+        multiple=True,
+        metavar="GLOB",
+        help="What to leave out, as a line of a .gitignore: `*.log`, `/build/`, `!keep.log`. Repeatable.",
+    )
     @click.option("--parallel", type=Whole(), default=4, show_default=True, help="Uploads at once.")
     @quiet_option
     @json_option
     @click.pass_obj
-    def command(
-        session: Session,
-        path: Path,
-        *,
-        name: str,
-        version: str | None,
-        visibility: str | None,
-        projects: tuple[str, ...],
-        parallel: int,
-        quiet: bool,
-    ) -> None:
+    def command(session: Session, /, path: Path, *, quiet: bool, **wanted: Any) -> None:
+        visibility, projects = wanted["visibility"], wanted["projects"]
         if (visibility == "projects") != bool(projects):
             raise click.UsageError(
                 "--visibility projects needs at least one --to PROJECT, and only it takes any"
             )
         with session.client() as client, bars(session) as progress:
-            done = door(client).publish(
-                path,
-                name=name,
-                version=version,
-                visibility=visibility,
-                projects=projects,
-                parallel=parallel,
-                progress=progress,
-            )
+            done = door(client).publish(path, progress=progress, **wanted)
         document = {
             **done.version.raw,
             "uploaded": done.uploaded,
             "hashed": done.hashed,
             "skipped": list(done.skipped),
+            "reasons": dict(done.reasons),
             "published_before": done.published_before,
         }
-        if done.skipped:
-            left = f"{done.skipped[0]}{' and others' if len(done.skipped) > 1 else ''}"
-            session.note(f"Left out: {left} (never published).")
+        for why, paths in _left_out(done.reasons).items():
+            more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+            session.note(f"Left out: {', '.join(map(cell, paths[:_NAMED]))}{more} ({why}).")
         session.show(document, _URI if quiet else VERSION)
         if done.published_before:
             session.note("\nThis version was published before with the same files; nothing changed.")
@@ -247,9 +239,18 @@ def _publish(noun: str, door: Door) -> click.Command:
             session.note(f"\nPublished; {count(done.uploaded, 'file')} uploaded.")
         if visibility is not None:
             who = f" ({', '.join(projects)})" if projects else ""
+            name = wanted["name"]
             session.note(f"The visibility of {name}, with all its versions, is now `{visibility}`{who}.")
 
     return command
+
+
+def _left_out(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """What was not published by each reason; the rules of credentials are one reason."""
+    found: dict[str, list[str]] = {}
+    for path, why in reasons.items():
+        found.setdefault(why.partition(" (")[0], []).append(path)
+    return found
 
 
 def _list(noun: str, door: Door) -> click.Command:

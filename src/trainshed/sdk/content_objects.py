@@ -50,9 +50,12 @@ class PublishedContent:
     hashed: int
     """Files that were read; the others were not touched since they were published last."""
     skipped: tuple[str, ...]
-    """Paths that are never published (`sdk.scan.SKIPPED`)."""
+    """Paths that were left out; of a folder that was, nothing below it."""
     published_before: bool = False
     """The same version was there already, so nothing new was made."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why each of ``skipped`` was: ``never published``, ``excluded``, ``git ignores it``, or ``looks like
+    credentials (RULE)``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,16 +118,19 @@ class Contents:
         version: str | None = None,
         visibility: str | None = None,
         projects: Sequence[str] = (),
+        exclude: Sequence[str] = (),
         parallel: int = PARALLEL,
         progress: Callable[[PublishProgress], None] | None = None,
     ) -> PublishedContent:
         """Publish a folder, or one file, as a version of ``name`` (``namespace/name``).
 
         A name that is there keeps its visibility unless one is given; ``projects`` names who may read with
-        visibility ``projects``. Only what the server lacks is uploaded, and only files that were touched
-        since the last publication
-        are read. Without ``version`` the manifest's digest is its label. Publishing the same again changes
-        nothing. Raises `NotFreezable` with every fault before anything is sent, `LocalFileError`, `ApiError`.
+        visibility ``projects``. What ``exclude`` names, each as a line of a ``.gitignore``, is left out; of a
+        Recipe or Plugin also what git ignores there and what looks like credentials, which ``skipped`` and
+        ``reasons`` of the answer tell. Only what the server lacks is uploaded, and only files that were
+        touched since the last publication are read. Without ``version`` the manifest's digest is its label.
+        Publishing the same again changes nothing. Raises `NotFreezable` with every fault before anything is
+        sent, `LocalFileError`, `ApiError`.
         """
         full, ref = self._split(name)
         if ref:
@@ -136,9 +139,10 @@ class Contents:
             raise ConfigurationError("visibility `projects` needs `projects`, and only it takes any")
         from trainshed.sdk.publication import Publication  # noqa: PLC0415 - publishing only
 
-        task = Publication(
-            self._transport, self.kind, full, version, visibility, projects, parallel, progress
-        )
+        if isinstance(exclude, str):
+            raise ConfigurationError(f"exclude is a list of patterns: [{exclude!r}]")
+        said = {"version": version, "visibility": visibility, "projects": list(projects) or None}
+        task = Publication(self._transport, self.kind, full, said, exclude, parallel, progress)
         return task.run(Path(path))
 
     def download(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trainshed.sdk.content_objects import PublishedContent, PublishProgress, content_version
 from trainshed.sdk.errors import FieldFault, NotFound, ServerUnavailable
 from trainshed.sdk.home import find_home
-from trainshed.sdk.scan import LocalFile, Tree, hash_files, look, open_stream, refuse
+from trainshed.sdk.scan import LocalFile, Rule, Tree, hash_files, look, open_stream, refuse
 from trainshed.sdk.scan import Progress as BytesProgress
 from trainshed.sdk.stat_cache import StatCache
 from trainshed.sdk.transport import Transport, route
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 INLINE_MANIFEST_BYTES = 4 << 20
 """A longer manifest is uploaded as a blob and then named by its digest."""
+CODE = frozenset({"recipes", "plugins"})
+"""Kinds of content that are written in a work tree rather than made: git is asked what belongs to them."""
 _TRIES = 3
 _GONE = frozenset({"BLOB_NOT_FOUND", "BLOB_BEING_DELETED"})
 
@@ -40,29 +42,30 @@ class Publication:
         transport: Transport,
         kind: str,
         full: tuple[str, str],
-        version: str | None,
-        visibility: str | None,
-        projects: Sequence[str],
+        said: Mapping[str, Any],
+        exclude: Sequence[str],
         parallel: int,
         progress: Callable[[PublishProgress], None] | None,
     ) -> None:
+        """``said`` goes along with the manifest: its version's label, and who may read the name."""
         self._transport = transport
         self._kind = kind
         self._where = route("content", kind, *full, "versions")
-        self._body = {
-            "version": version,
-            "visibility": visibility,
-            "projects": list(projects) or None,
-        }
+        self._said = {key: value for key, value in said.items() if value is not None}
         self._parallel = parallel
         self._progress = progress
+        self._rule_at: Callable[[Path, bool], Rule] | None = None
+        if exclude or kind in CODE:
+            from trainshed.sdk.leaving_out import rule_for  # noqa: PLC0415 - not for every folder
+
+            self._rule_at = rule_for(exclude, code=kind in CODE)
         self._hashed = 0
         self._uploaded = 0
 
     def run(self, path: Path) -> PublishedContent:
 
         read_ns = time.time_ns()
-        tree = look(path)
+        tree = look(path, self._rule_at)
         cache = StatCache(find_home(), tree.root, self._kind)
         known = None if tree.faults else cache.unchanged(tree)
         if known is not None:
@@ -140,15 +143,19 @@ class Publication:
 
     def _name(self, digest: str, tree: Tree, encoded: bytes | None = None) -> PublishedContent:
         """Ask the server to publish the manifest, which it must have unless it is sent along."""
-        body: dict[str, Any] = {key: value for key, value in self._body.items() if value is not None}
-        body |= {"manifest_sha256": digest, "bytes": tree.total_bytes}
+        body: dict[str, Any] = {**self._said, "manifest_sha256": digest, "bytes": tree.total_bytes}
         if encoded is not None:
             body["manifest"] = json.loads(encoded)
         answer = self._transport.ask("POST", self._where, body=body, repeatable=True)
         # After a lost answer nobody can tell whether it was this call that published it.
         known = answer.status == HTTPStatus.OK and answer.tries == 1
         return PublishedContent(
-            content_version(answer.document), self._uploaded, self._hashed, tuple(tree.skipped), known
+            content_version(answer.document),
+            self._uploaded,
+            self._hashed,
+            tuple(tree.skipped),
+            known,
+            tree.skipped,
         )
 
     def _stage(self, stage: str) -> BytesProgress | None:

@@ -2,7 +2,8 @@
 
 Only regular files are published. Links, devices, FIFOs, sockets, names that are not UTF-8 and names that
 would collide elsewhere are refused, all of them at once. Left out are `SKIPPED`: bookkeeping of version
-control, caches of Python and notebooks, and what desktops leave behind. Empty folders are not published.
+control, caches of Python and notebooks, and what desktops leave behind, and what a rule of
+`trainshed.sdk.leaving_out` names. Empty folders are not published.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ SKIPPED = frozenset(
     }
 )
 """Names of files and folders that are never published, wherever they are."""
+NEVER = "never published"
 MAX_THREADS = 8
 _CHUNK = 1 << 20
 _BATCH_FILES = 64
@@ -51,6 +53,8 @@ _KINDS = (
 _by_name = attrgetter("name")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+Rule = Callable[[str, bool], str | None]
+"""Why a path (relative; whether it is a folder) is left out, or ``None``. What is below is not asked for."""
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all), from several threads."""
 
@@ -97,8 +101,8 @@ class Tree:
     root: Path
     folders: list[_Folder] = field(default_factory=list)
     """Those that hold regular files, in the order of their names."""
-    skipped: list[str] = field(default_factory=list)
-    """What was left out: paths of `SKIPPED`."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """What was left out, and why: `NEVER` or what the rule said. Of a folder what is in it is not listed."""
     faults: list[FieldFault] = field(default_factory=list)
     _files: list[LocalFile] | None = None
 
@@ -153,7 +157,8 @@ class Tree:
         named = [FieldFault(each.path, each.code, each.message) for each in wrong]
         refuse(self.root, [*self.faults, *named])
         if not self.folders:
-            refuse(self.root, [FieldFault("", _CODE, f"{self.root} holds no files")])
+            but = "but what is left out" if self.skipped else ""
+            refuse(self.root, [FieldFault("", _CODE, f"{self.root} holds no files {but}".rstrip())])
 
 
 def refuse(root: Path, faults: Sequence[FieldFault]) -> None:
@@ -168,10 +173,11 @@ def refuse(root: Path, faults: Sequence[FieldFault]) -> None:
         )
 
 
-def look(path: Path) -> Tree:
+def look(path: Path, rule_at: Callable[[Path, bool], Rule] | None = None) -> Tree:
     """Find every file below ``path`` (a folder, or one file). Nothing is read yet; faults are noted.
 
-    Raises `LocalFileError` where there is nothing to look at.
+    ``rule_at`` answers for the resolved path, and whether it is a folder, what is left out. Raises
+    `LocalFileError` where there is nothing to look at, and what ``rule_at`` raises.
     """
     try:
         root = path.resolve(strict=True)
@@ -180,17 +186,22 @@ def look(path: Path) -> Tree:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise LocalFileError(f"cannot read {path}: {reason}") from None
     tree = Tree(root)
-    if stat.S_ISDIR(info.st_mode):
-        _walk(tree, str(root))
+    is_folder = stat.S_ISDIR(info.st_mode)
+    rule = None if rule_at is None else rule_at(root, is_folder)
+    if is_folder:
+        _walk(tree, str(root), rule)
         tree.folders.sort(key=lambda folder: folder.prefix)
     else:
         alone = _Folder("", str(root.parent))
-        _judge(tree, alone, root.name, info)
+        if rule is not None and (why := rule(root.name, is_folder)):
+            tree.skipped[root.name] = why
+        else:
+            _judge(tree, alone, root.name, info)
         tree.folders += [alone] if alone.names else []
     return tree
 
 
-def _walk(tree: Tree, root: str) -> None:
+def _walk(tree: Tree, root: str, rule: Rule | None) -> None:
     """Look at a folder and those below it, without following links and without recursion."""
     waiting = [_Folder("", root)]
     while waiting:
@@ -201,7 +212,9 @@ def _walk(tree: Tree, root: str) -> None:
                 for entry in sorted(found, key=_by_name):
                     name = entry.name
                     if name in SKIPPED:
-                        tree.skipped.append(prefix + name)
+                        tree.skipped[prefix + name] = NEVER
+                    elif rule and (why := rule(prefix + name, entry.is_dir(follow_symlinks=False))):
+                        tree.skipped[prefix + name] = why
                     elif entry.is_dir(follow_symlinks=False):
                         waiting.append(_Folder(f"{prefix}{name}/", entry.path))
                     else:

@@ -22,9 +22,10 @@ from trainshed.sdk.packing.places import (
     Project,
     below,
     links_into_a_store,
-    own_folders,
+    own_below,
     refused_place,
     store_around,
+    withheld,
 )
 from trainshed.sdk.packing.selection import walk
 
@@ -138,13 +139,12 @@ def _single(place: Place) -> tuple[Files, list[str]]:
 def _folder(place: Place) -> tuple[Files, list[str]]:
     """Every file of a folder; credentials and links that leave it are passed over and counted."""
     files, credentials, links = Files(place.path), 0, 0
-    inside = (below(folder, place.path) for folder in own_folders())
-    own = tuple(f"{folder}/" for folder in inside if folder)
+    own = own_below(place.path)
     for path, entry, over in walk(place.path, _OVER, most=MAX_ENTRIES):
         if over:
             continue
         info = entry.stat(follow_symlinks=False)
-        if credential_rule(path) or (own and path.startswith(own)):
+        if withheld(path, own):
             credentials += 1
         elif stat.S_ISREG(info.st_mode):
             files.add(path, info)

@@ -45,10 +45,15 @@ def repository_of(place: str) -> str | None:
         place = above
 
 
-def listing(root: str) -> Listing:
-    """Everything git knows of the repository at ``root``. Raises `InvalidSpec`."""
-    known = _Question(root, ["-c", "-o", "-s", "-t", "--exclude-standard"])
-    ignored = _Question(root, ["-o", "-i", "--directory", "--exclude-standard"])
+def listing(root: str, below: str = "") -> Listing:
+    """Everything git knows of the repository at ``root``, or of the directory ``below`` in it.
+
+    Of a directory that is ignored as a whole, or lies in such a one, ``ignored`` may name that. Raises
+    `InvalidSpec`.
+    """
+    where = ["--", f":(literal){below}"] if below else []
+    known = _Question(root, ["-c", "-o", "-s", "-t", "--exclude-standard", *where])
+    ignored = _Question(root, ["-o", "-i", "--directory", "--exclude-standard", *where])
     found = Listing()
     for record in known.answer():
         tag, _, rest = record.partition(" ")
@@ -61,6 +66,36 @@ def listing(root: str) -> Listing:
     # A file with a conflict is listed once for each side.
     found.tracked = list(dict.fromkeys(found.tracked))
     return found
+
+
+def ignored_below(directory: str) -> list[str]:
+    """What git ignores below ``directory`` (absolute, resolved), relative to it; see `Listing.ignored`.
+
+    Repositories inside it, submodules or not, are asked for their own. Nothing is ignored in a directory
+    that is ignored itself: who names it wants what is in it. Raises `InvalidSpec`.
+    """
+    root = repository_of(directory)
+    if root is None:
+        return []
+    below = os.path.relpath(directory, root) if directory != root else ""
+    start = f"{below}/" if below else ""
+    told = listing(root, below)
+    if below and any(start.startswith(path) for path in told.ignored) and ignoring_rule(root, start):
+        return []
+    found: list[str] = []
+    for path in told.ignored:
+        # Nothing but ignored files makes it look as if the directory were ignored as a whole.
+        found += _entries(directory) if start.startswith(path) else [path.removeprefix(start)]
+    for path in (*told.nested, *(f"{path}/" for path in told.submodules)):
+        if os.path.lexists(f"{root}/{path}.git") and not os.path.islink(f"{root}/{path}".rstrip("/")):
+            inside = path.removeprefix(start)
+            found += [inside + each for each in ignored_below(f"{root}/{path}".rstrip("/"))]
+    return found
+
+
+def _entries(directory: str) -> list[str]:
+    with os.scandir(directory) as listed:
+        return [f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in listed]
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:

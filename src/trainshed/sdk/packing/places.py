@@ -9,7 +9,13 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trainshed.model.scripts.credentials import DIRECTORIES, HOME_STORES, PAIRS, in_home_store
+from trainshed.model.scripts.credentials import (
+    DIRECTORIES,
+    HOME_STORES,
+    PAIRS,
+    credential_rule,
+    in_home_store,
+)
 from trainshed.model.scripts.faults import shown
 from trainshed.model.scripts.gpu_yaml import FILE_NAME, MAX_BYTES
 from trainshed.sdk.home import find_home
@@ -112,6 +118,19 @@ def own_folders() -> tuple[str, ...]:
     """Where this program keeps what it knows of its user: keys and, of an embedded server, everything."""
     home = find_home()
     return tuple({os.path.realpath(home.config), os.path.realpath(home.data)})
+
+
+def own_below(root: str) -> tuple[str, ...]:
+    """Those of `own_folders` that lie below ``root``, relative, each with a ``/`` at its end."""
+    inside = (below(folder, root) for folder in own_folders())
+    return tuple(f"{folder}/" for folder in inside if folder)
+
+
+def withheld(path: str, own: tuple[str, ...]) -> str | None:
+    """The rule by which ``path`` never leaves this machine, or ``None``; ``own`` is of `own_below`."""
+    if own and path.startswith(own):
+        return "the folder of this program"
+    return credential_rule(path)
 
 
 def home_directories() -> tuple[str, ...]:

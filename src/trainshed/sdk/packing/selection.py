@@ -14,7 +14,7 @@ from trainshed.model.scripts.include_patterns import IncludePattern, after_one
 from trainshed.sdk.packing.errors import invalid_spec
 from trainshed.sdk.packing.files import Files
 from trainshed.sdk.packing.git import Listing, listing
-from trainshed.sdk.packing.places import Project, below, own_folders, store_around
+from trainshed.sdk.packing.places import Project, below, own_below, store_around, withheld
 
 RUNS = "runs"
 """Where outputs are brought to; never ships (d, "Location")."""
@@ -196,8 +196,7 @@ class _Adding:
         self.found = found
         self._root = found.project.root
         self._runs = found.runs
-        inside = (below(folder, found.project.root) for folder in own_folders())
-        self._own = tuple(f"{folder}/" for folder in inside if folder)
+        self._own = own_below(found.project.root)
         self._through_link: dict[str, bool] = {"": False}
         self.visited = 0
         """Entries that `include` led to."""
@@ -223,9 +222,7 @@ class _Adding:
         above = path.rpartition("/")[0]
         if self._through_link.get(above) or self.is_reached_through_a_link(above):
             found.skipped[path] = "it is reached through a link to a directory"
-        elif self._own and path.startswith(self._own):
-            found.credentials[path] = "the folder of this program"
-        elif (rule := credential_rule(path)) is not None:
+        elif (rule := withheld(path, self._own)) is not None:
             found.credentials[path] = rule
         elif stat.S_ISREG(info.st_mode):
             found.files.add(path, info)
