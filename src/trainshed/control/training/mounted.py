@@ -87,17 +87,17 @@ def _fault(blobs: BlobStore, part: Part) -> Fault | None:
         tree = StoredTree(blobs, version.manifest_sha256)
         if tree.has(part.sub_path):
             return None
-        said, near = _missing(tree, part.sub_path)
+        said = _missing(tree, part.sub_path)
     except (BlobNotFound, ManifestFault):
         gone = f"the manifest of {version.uri} is missing or damaged"
         raise Refusal.of("STORAGE_UNAVAILABLE", gone, path=part.path) from None
     kind = ContentKind(version.kind)
     message = f"{kind.noun} {version.name}@{version.version} has no file or folder `{part.sub_path}`; {said}"
-    ask = f"`{command(kind)} files {version.name}@{version.version}` lists its files."
-    return Fault(part.path, SUB_PATH_UNKNOWN, message, f"Did you mean {near}? {ask}" if near else ask)
+    hint = f"`{command(kind)} files {version.name}@{version.version}` lists its files."
+    return Fault(part.path, SUB_PATH_UNKNOWN, message, hint)
 
 
-def _missing(tree: StoredTree, path: str) -> tuple[str, str]:
+def _missing(tree: StoredTree, path: str) -> str:
     """What there is where ``path`` leaves the content, and which of its paths come near."""
     folder, names = path, list[str]()
     while folder and not names:
@@ -111,7 +111,7 @@ def _missing(tree: StoredTree, path: str) -> tuple[str, str]:
         near.append(f"`{whole}`" if rest and tree.has(whole) else f"`{before}{name}`")
     where = f"in `{folder}`" if folder else "at its top"
     shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-    return f"{where} it has {shown}", " or ".join(near)
+    return f"{where} it has {shown}" + (f" (did you mean {' or '.join(near)}?)" if near else "")
 
 
 def _unreadable(connection: Connection, project_id: str, uri: ContentUri, path: str) -> Fault:
