@@ -256,16 +256,27 @@ def test_E95_a_manifest_that_the_storage_damaged_is_found_before_anything_is_all
     make_site: Callable[..., Site], tmp_path: Path
 ):
     world = World.on(make_site(), tmp_path)
-    blob = world.site.services.blobs.path(world.data.manifest_sha256)
-    whole = blob.read_bytes()
-    blob.chmod(0o600)
-    blob.write_bytes(whole[:-1] + b" ")
-    assert world.refused(world.v2()) == (409, {"": "PROFILE_HASH_MISMATCH"})
-    assert "administrator" in world.message(world.v2())
-    blob.unlink()
-    assert world.refused(world.v2()) == (409, {"": "PROFILE_HASH_MISMATCH"})
-    blob.write_bytes(whole)
-    world.accepted(world.v2())
+    plugins = [world.new_plugin("envloop/one"), world.new_plugin("envloop/two")]
+    profile = world.v2(plugins=[each.reference for each in plugins])
+    places = {"inputs.data": world.data, "plugins[1]": plugins[1], "recipe": world.recipe}
+    blobs = {path: world.site.services.blobs.path(each.manifest_sha256) for path, each in places.items()}
+    whole = {blob: blob.read_bytes() for blob in blobs.values()}
+    for blob, content in whole.items():
+        blob.chmod(0o600)
+        blob.write_bytes(content[:-1] + b" ")
+    assert world.refused(profile) == (409, dict.fromkeys(places, "PROFILE_HASH_MISMATCH"))
+    answer = world.site.post("/v1/jobs", world.submission(profile, IDS.ulid())).json()
+    assert "is damaged" in answer["message"]
+    assert "The reference is right" in answer["hint"]
+    digests = [each.manifest_sha256 for each in places.values()]
+    assert any(f"content verify {each} --repair" in answer["hint"] for each in digests)
+    blobs["inputs.data"].unlink()
+    for path in ("recipe", "plugins[1]"):
+        blobs[path].write_bytes(whole[blobs[path]])
+    assert world.refused(profile) == (409, {"inputs.data": "PROFILE_HASH_MISMATCH"})
+    assert "is gone" in world.message(profile)
+    blobs["inputs.data"].write_bytes(whole[blobs["inputs.data"]])
+    world.accepted(profile)
 
 
 def test_E95_nothing_is_frozen_of_a_refused_profile(world: World):
@@ -411,6 +422,52 @@ def test_a_snapshot_is_bounded(world: World, name: str):
     assert str(MAX_SNAPSHOT_BYTES) in world.message(world.v1(inputs=inputs))
     one = {"i": {**data.reference, "config": "c", "split": "s1"}}
     assert len(world.accepted(world.v1(inputs=one))["profile"]["inputs"]["i"]["files"]) == 1
+
+
+def faults_of_all(world: World, *specs: dict[str, Any]) -> dict[str, str]:
+    entries = [{"name": f"t{number}", "spec": spec} for number, spec in enumerate(specs)]
+    answer = world.site.post("/v1/jobs", {"type": "train", "request_id": IDS.ulid(), "trials": entries})
+    assert not answer.is_success
+    return {each["path"]: each["code"] for each in answer.json()["errors"]}
+
+
+def test_all_that_is_missing_for_all_trials_is_told_in_one_answer(world: World, name: str):
+    plugin = world.new_plugin(name, approved=False)
+    gone = {"uri": f"envloop://plugins/envloop/none@{NOTHING}", "manifest_sha256": NOTHING}
+    unknown = {"uri": "envloop://datasets/envloop/none@1", "manifest_sha256": NOTHING}
+    resources = {"gpu_type": "H100", "gpus": 1}
+    checkpoint = "ckpt_01KB7Q3V9E8Z6R5T4W3X2Y1M0Q"
+    bad = world.v2(parameters={"steps": 0}, inputs={"data": unknown}, plugins=[plugin.reference, gone])
+    found = faults_of_all(
+        world,
+        {"runner": "envloop/none@main", "profile": bad, "resources": resources, "resume_from": checkpoint},
+        {"runner": world.runner, "profile": world.v2(parameters={"steps": 0}), "resources": {"gpus": 0}},
+        {"runner": "nothing", "profile": bad, "resources": {"gpu_type": 1}},
+        {"runner": "envloop/bash@main", "profile": bad, "resources": resources},
+    )
+    profile = {
+        "parameters.steps": "INVALID_PROFILE",
+        "inputs.data.uri": "ACCESS_DENIED",
+        "plugins[0]": "ACCESS_DENIED",
+        "plugins[1].uri": "ACCESS_DENIED",
+    }
+    assert found == {
+        "trials[0].spec.runner": "RUNNER_NOT_FOUND",
+        "trials[0].spec.resume_from": "CHECKPOINT_NOT_FOUND",
+        "trials[1].spec.resources.gpus": "INVALID_EXECUTION_CONFIG",
+        "trials[1].spec.profile.parameters.steps": "INVALID_PROFILE",
+        "trials[2].spec.runner": "INVALID_RUNNER",
+        "trials[2].spec.resources.gpu_type": "INVALID_EXECUTION_CONFIG",
+        "trials[3].spec.profile": "PROFILE_RUNNER_UNSUPPORTED",
+        **{f"trials[{n}].spec.profile.{path}": code for n in (0, 2, 3) for path, code in profile.items()},
+    }
+
+
+def test_E94_of_a_plugin_that_is_not_there_its_approval_is_said_to_be_missing_too(world: World):
+    gone = {"uri": f"envloop://plugins/envloop/none@{NOTHING}", "manifest_sha256": NOTHING}
+    answer = world.site.post("/v1/jobs", world.submission(world.v1(plugins=[gone]), IDS.ulid())).json()
+    assert "has to be approved" in answer["message"]
+    assert f"trainshed plugin approve envloop/none@{NOTHING}" in answer["hint"]
 
 
 def test_all_faults_of_a_profile_are_answered_at_once(world: World, name: str):

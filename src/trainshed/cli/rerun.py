@@ -254,15 +254,15 @@ def _contents_wanted(trial: Mapping[str, Any], where: str) -> Iterator[str]:
         places = {"input": f"inputs.{name}", "recipe": "recipe", "dependency": "recipe"}
         if kind == "plugin" and name in plugins:
             places["plugin"] = f"plugins[{plugins.index(name)}]"
-            if where == places["plugin"]:
-                # It is there and readable, or its URI would be at fault.
-                yield (
-                    f"approve it there with the owner key: `trainshed plugin approve "
-                    f"{name}@{use['manifest_sha256']}`"
-                )
-                continue
-        if kind in places and f"{where}.".startswith(f"{places[kind]}."):
+        if kind not in places or not f"{where}.".startswith(f"{places[kind]}."):
+            continue
+        if kind != "plugin" or where != places[kind]:  # else it is there and readable: only not approved
             yield _publish(use)
+        if kind == "plugin":
+            yield (
+                f"approve it there with the owner key: `trainshed plugin approve "
+                f"{name}@{use['manifest_sha256']}`"
+            )
 
 
 def _write(place: Path, document: Mapping[str, Any]) -> None:

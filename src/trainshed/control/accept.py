@@ -34,11 +34,7 @@ from trainshed.model.runner import RUN_COMMAND, RunnerDefinition
 from trainshed.model.selectors import Selector
 from trainshed.model.states import OutputStatus, State
 from trainshed.model.strict_json import canonical_json
-from trainshed.model.submission import (
-    Submission,
-    TrialRequest,
-    read_submission,
-)
+from trainshed.model.submission import UNREAD, Submission, TrialRequest, read_submission
 from trainshed.policy.budget import Account, ProjectLimits, RunningTrial, account
 from trainshed.policy.effective import (
     EffectiveResources,
@@ -170,17 +166,23 @@ class Acceptance:
         frozen = []
         for request in submission.trials:
             path = request.path
-            if request.selector not in resolved:
+            if request.selector not in resolved and request.selector != UNREAD:
                 resolved[request.selector] = self._resolve(connection, principal, request.selector)
-            found = resolved[request.selector]
-            if isinstance(found, Refusal):
-                faults.faults += [replace(fault, path=f"{path}.{fault.path}") for fault in found.faults]
+            found = resolved.get(request.selector)
+            if found is None or isinstance(found, Refusal):
+                # What else the Trial refers to is told all the same: nobody wants to learn it piece by piece.
+                if found is not None:
+                    faults.faults += [replace(fault, path=f"{path}.{fault.path}") for fault in found.faults]
+                self._profiles.freeze(connection, principal, request, None, known, faults)
+                freeze_checkpoint(connection, project.id, request, None, faults)
                 continue
             revision, source_ref = found
             definition = self._snapshots.definition(revision.snapshot_sha256, revision.definition)
             faults.faults += _runner_faults(request, definition, path)
             profile = self._profiles.freeze(connection, principal, request, definition, known, faults)
             resumed = freeze_checkpoint(connection, project.id, request, definition, faults)
+            if any(fault.path.startswith((f"{path}.resources", f"{path}.timeout")) for fault in malformed):
+                continue  # with defaults in their place the others would be judged as nobody asked for them
             resources = self._resources(request, definition, fleet, project, funds, path, faults)
             if resources is not None:
                 frozen.append(

@@ -97,17 +97,20 @@ class ProfileFreezer:
         connection: Connection,
         principal: Principal,
         request: TrialRequest,
-        definition: RunnerDefinition,
+        definition: RunnerDefinition | None,
         known: Lookups,
         faults: FaultList,
     ) -> FrozenProfile | None:
         """The frozen profile, or ``None`` where there is none or ``faults`` were added.
 
-        ``known`` is shared by the Trials of one submission.
+        ``known`` is shared by the Trials of one submission. Without the ``definition`` of the Runner, which
+        is a fault that was told, the profile is judged as far as that goes.
         """
         if request.profile is None:
-            if definition.needs_profile and not any(
-                fault.path.startswith(f"{request.path}.profile") for fault in faults.faults
+            if (
+                definition is not None
+                and definition.needs_profile
+                and not any(fault.path.startswith(f"{request.path}.profile") for fault in faults.faults)
             ):
                 said = (
                     f"the Runner {request.selector} runs Recipes (`[recipe] entrypoint`), so it needs a Job "
@@ -131,25 +134,51 @@ class ProfileFreezer:
         """Read the manifests that these profiles pin, and compare: before any GPU is allocated (E95).
 
         Each comes with the place of its Trial's spec. Reads the blob store, so it is never called with a
-        connection. Raises `Refusal` ``PROFILE_HASH_MISMATCH``, ``STORAGE_UNAVAILABLE``.
+        connection. Raises `Refusal` ``PROFILE_HASH_MISMATCH``, ``STORAGE_UNAVAILABLE`` with every fault.
         """
-        seen: set[str] = set()
+        seen: dict[str, tuple[str, str, str] | None] = {}
+        faults = FaultList()
         for path, profile in profiles:
             for use in profile.contents:
                 if use.manifest_sha256 not in seen:
-                    seen.add(use.manifest_sha256)
-                    self._verify(use, f"{path}.profile")
+                    seen[use.manifest_sha256] = self._damage(use)
+                if found := seen[use.manifest_sha256]:
+                    code, why, hint = found
+                    said = f"the stored manifest of {use.kind.noun} {use.name}@{use.version} {why}"
+                    faults.add(place_text(f"{path}.profile", _place_of(use, profile)), code, said, hint)
+        faults.raise_if_any()
 
-    def _verify(self, use: ContentUse, path: str) -> None:
-        named = f"the stored manifest of {use.kind.noun} {use.name}@{use.version}"
+    def _damage(self, use: ContentUse) -> tuple[str, str, str] | None:
+        """Why a stored manifest is not the published one: code, words and hint; or ``None``."""
         try:
             self._blobs.verify(use.manifest_sha256)
-        except (BlobNotFound, DigestMismatch) as error:
-            said = f"{named} is not the published one ({error}); tell the administrator"
-            raise Refusal.of("PROFILE_HASH_MISMATCH", said, path=path) from error
+        except BlobNotFound:
+            return "PROFILE_HASH_MISMATCH", "is gone from the server's store", _repair_hint(use)
+        except DigestMismatch:
+            said = f"is damaged: its bytes are not those of {use.manifest_sha256} any more"
+            return "PROFILE_HASH_MISMATCH", said, _repair_hint(use)
         except BlobError as error:
-            said = f"{named} cannot be read: {error}"
-            raise Refusal.of("STORAGE_UNAVAILABLE", said, path=path) from error
+            return "STORAGE_UNAVAILABLE", f"cannot be read: {error}", ""
+        return None
+
+
+def _place_of(use: ContentUse, profile: FrozenProfile) -> tuple[str | int, ...]:
+    """Where a profile names what it uses; a Recipe's dependency is named by the Recipe."""
+    role, _, name = use.role.partition(":")
+    if role == "input":
+        return ("inputs", name)
+    if role == "plugin":
+        named = [each["name"] for each in json.loads(profile.document)["plugins"]]
+        return ("plugins", named.index(name))
+    return ("recipe",)
+
+
+def _repair_hint(use: ContentUse) -> str:
+    command = f"trainshed {use.kind.noun.lower()} publish"
+    return (
+        f"The reference is right. Ask the administrator for `trainshed content verify {use.manifest_sha256} "
+        f"--repair`; then publish the same files again with `{command}`."
+    )
 
 
 def revoked_content(
@@ -186,7 +215,7 @@ class _Freezing:
     connection: Connection
     project_id: str
     request: TrialRequest
-    definition: RunnerDefinition
+    definition: RunnerDefinition | None
     known: Lookups
     faults: FaultList
     gate: CheckGate
@@ -198,8 +227,8 @@ class _Freezing:
     def run(self, profile: JobProfile) -> dict[str, Any]:
         """The snapshot."""
         self.told = {fault.path for fault in self.faults.faults}
-        if not self.runner_takes(profile):
-            return {}  # whatever else is wrong with it, this Runner reads no such profile
+        if self.definition is not None and not self.runner_takes(profile, self.definition):
+            self.definition = None  # so that nothing more is said of the two together
         document: dict[str, Any] = {"schema": profile.schema}
         recipe = None
         if profile.recipe is not None:
@@ -232,20 +261,20 @@ class _Freezing:
             name = place[-1] if isinstance(place[-1], str) else place_text("", place[-2:])
             self.faults.add(path, code, f"`{name}` {message}", hint)
 
-    def runner_takes(self, profile: JobProfile) -> bool:
+    def runner_takes(self, profile: JobProfile, definition: RunnerDefinition) -> bool:
         """Whether the Runner declares that it reads such profiles (E91, E100)."""
-        abis = self.definition.abis
+        abis = definition.abis
         wanted = (PROFILE_V1, RECIPE_ABI) if profile.schema == PROFILE_V1 else (RECIPE_ABI,)
         if set(wanted).isdisjoint(abis):
             said = (
                 f"a profile of {profile.schema} needs a Runner with the abi {' or '.join(wanted)}; "
                 f"{self.request.selector} declares {' and '.join(abis) or 'none'}"
             )
-        elif profile.schema == PROFILE_V1 and PROFILE_V1 not in abis and self.definition.recipe_entrypoint:
+        elif profile.schema == PROFILE_V1 and PROFILE_V1 not in abis and definition.recipe_entrypoint:
             # Its program calls the Recipe's entrypoint, and a profile of v1 names no Recipe.
             said = (
                 f"a profile of {PROFILE_V1} names no Recipe, and the Runner {self.request.selector} runs "
-                f"those with the entrypoint `{self.definition.recipe_entrypoint}`; it needs a profile of "
+                f"those with the entrypoint `{definition.recipe_entrypoint}`; it needs a profile of "
                 f"{PROFILE_V2}, or has to declare the abi {PROFILE_V1}, too"
             )
         else:
@@ -258,9 +287,22 @@ class _Freezing:
         version = self.find(("recipe",), reference) or self.named(reference.uri)
         if version is None:
             return None
-        with self.gate.turn():  # the first time its schema is judged
-            recipe = _recipe(version.manifest_sha256, version.about)
-        if (declared := self.definition.recipe_entrypoint) != recipe.entrypoint:
+        try:
+            with self.gate.turn():  # the first time its schema is judged
+                recipe = _recipe(version.manifest_sha256, version.about)
+        except Refusal as refusal:
+            if refusal.code == "RATE_LIMITED":
+                raise
+            for fault in refusal.faults:
+                self.faults.add(
+                    place_text(f"{self.request.path}.profile", ("recipe",)),
+                    _MALFORMED,
+                    f"the Recipe {reference.uri} was published under older rules; {fault.message}",
+                    "Correct its recipe.toml, publish it again and name the new one.",
+                )
+            return None
+        definition = self.definition
+        if definition is not None and (declared := definition.recipe_entrypoint) != recipe.entrypoint:
             said = f"declares the entrypoint `{declared}`" if declared else "declares no [recipe] entrypoint"
             self.add(
                 ("recipe",),
@@ -393,7 +435,12 @@ class _Freezing:
                 return "PROFILE_ARCHIVED", "was withdrawn by its publisher", ""
             said, hint = unknown_version(self.connection, uri.kind, uri.full_name, uri.ref)
             return "ACCESS_DENIED", f"does not exist: {said}", hint
-        return "ACCESS_DENIED", "is nothing that this project may read", ""
+        said = "is nothing that this project may read"
+        if uri.kind is ContentKind.PLUGINS:
+            # Of a submission to a new server both are missing, and are to be told in one answer.
+            hint = f"Publish it there, readable for the project. {approval_hint(uri.full_name, uri.ref)}"
+            return "ACCESS_DENIED", f"{said}; a plugin has to be approved on this deployment, too", hint
+        return "ACCESS_DENIED", said, ""
 
     def use(self, role: str, version: ContentVersion) -> None:
         kind = ContentKind(version.kind)

@@ -18,10 +18,10 @@ def freeze_checkpoint(
     connection: Connection,
     project_id: str,
     request: TrialRequest,
-    definition: RunnerDefinition,
+    definition: RunnerDefinition | None,
     faults: FaultList,
 ) -> str | None:
-    """The id of the Checkpoint that a Trial asks to resume from.
+    """The id of the Checkpoint that a Trial asks to resume from; ``definition`` is its Runner's, if known.
 
     Adds faults: ``UNSUPPORTED_RESUME`` where the Runner does not declare that its program can, and
     ``CHECKPOINT_NOT_FOUND`` for one that is unknown, deleted or another project's.
@@ -30,7 +30,7 @@ def freeze_checkpoint(
     if wanted is None:
         return None
     path = f"{request.path}.resume_from"
-    if not definition.checkpoints.resume:
+    if definition is not None and not definition.checkpoints.resume:
         said = f"the Runner {request.selector} does not declare that it can resume from a Checkpoint"
         faults.add(path, "UNSUPPORTED_RESUME", said)
     found = checkpoints.find_checkpoint(connection, project_id, wanted.checkpoint_id)

@@ -109,7 +109,8 @@ def _found(errors: Iterator[ValidationError]) -> list[Found]:
 
 def _is_of_type(error: ValidationError) -> bool:
     """Whether the metaschema's rule of the keyword ``type`` is broken."""
-    return error.validator == "anyOf" and {"$ref": "#/$defs/simpleTypes"} in error.validator_value
+    alternatives: Any = error.validator_value
+    return error.validator == "anyOf" and {"$ref": "#/$defs/simpleTypes"} in alternatives
 
 
 def _type_sentence(error: ValidationError) -> str:

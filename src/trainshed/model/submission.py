@@ -52,7 +52,8 @@ SPEC_KEYS = (
 
 _BACKEND_KEYS = frozenset({"executor", "provider", "backend", "engine", "cluster", "node", "placement"})
 _SPEC_CODE = "INVALID_TRAIN_JOB_SPEC"
-_IN_PROFILE = re.compile(r"(?:trials\[\d+\]\.)?spec\.profile(?:$|[.\[])")
+UNREAD = Selector("", "", "")
+"""Stands for the Runner of a Trial at fault that names none that can be read."""
 _KEY_REASONS: Mapping[str, str] = {
     **dict.fromkeys(
         ("recipe", "recipe_params", "recipes"),
@@ -131,9 +132,10 @@ def parse_submission(document: Any) -> Submission:
 
 
 def read_submission(document: Any) -> tuple[Submission, list[Fault]]:
-    """`parse_submission`, but where nothing is wrong except inside of profiles: then their faults.
+    """`parse_submission`, but faults are part of the answer.
 
-    What could be read of such profiles is in the answer, so that what they refer to can be looked up.
+    With any, the submission holds what could be read, so that what it refers to can be looked up and told,
+    too; it is of no other use. Raises `Refusal` for what is no object.
     """
     if not isinstance(document, dict):
         raise Refusal.of("INVALID_REQUEST", f"the body must be a JSON object, not {_kind(document)}")
@@ -152,8 +154,6 @@ def read_submission(document: Any) -> tuple[Submission, list[Fault]]:
         trials.append(trial)
         canonical.append(form)
     _unique_names(trials, entries, faults)
-    if not all(_IN_PROFILE.match(fault.path) for fault in faults.faults):
-        raise Refusal(faults.faults)
     submission = Submission(
         request_id=request_id,
         trials=tuple(trial for trial in trials if trial is not None),
@@ -257,7 +257,7 @@ def _unique_names(
         seen.setdefault(name, path)
 
 
-def _spec(spec: Mapping[str, Any], path: str, name: str, faults: FaultList) -> TrialRequest | None:
+def _spec(spec: Mapping[str, Any], path: str, name: str, faults: FaultList) -> TrialRequest:
     _unknown_keys(spec, SPEC_KEYS, path, faults)
     if "kind" in spec and spec["kind"] != "runner":
         faults.add(_join(path, "kind"), _SPEC_CODE, f'`kind` must be "runner", not {shown(spec["kind"])}')
@@ -269,25 +269,23 @@ def _spec(spec: Mapping[str, Any], path: str, name: str, faults: FaultList) -> T
     tags = _tags(spec, path, faults)
     profile = _profile(spec, path, faults)
     resume_from = _resume_from(spec, path, faults)
-    if selector is None:
-        return None
     return TrialRequest(
         name, selector, image, command, gpu_type, counts, timeout, tags, profile, resume_from, path
     )
 
 
-def _selector(spec: Mapping[str, Any], path: str, faults: FaultList) -> Selector | None:
+def _selector(spec: Mapping[str, Any], path: str, faults: FaultList) -> Selector:
     where = _join(path, "runner")
     value = spec.get("runner")
     if not isinstance(value, str):
         said = "is missing" if "runner" not in spec else f"must be a string, not {_kind(value)}"
         faults.add(where, "INVALID_RUNNER", f"`runner` {said}; write namespace/name@revision")
-        return None
+        return UNREAD
     try:
         return parse_selector(value)
     except ValueError as error:
         faults.add(where, "INVALID_RUNNER", f"`runner` is malformed: {error}")
-        return None
+        return UNREAD
 
 
 def _image(spec: Mapping[str, Any], path: str, faults: FaultList) -> str | None:
@@ -337,12 +335,14 @@ def _resources(spec: Mapping[str, Any], path: str, faults: FaultList) -> tuple[s
                 "INVALID_EXECUTION_CONFIG",
                 f"`gpu_type` must be a GPU model such as H100, not {shown(gpu_type)}",
             )
+            gpu_type = None
     counts = {}
     for key in RESOURCE_COUNTS:
         if key in value:
-            counts[key] = value[key]
             if fault := count_fault(value[key]):
                 faults.add(_join(where, key), "INVALID_EXECUTION_CONFIG", f"`{key}` {fault}")
+            else:
+                counts[key] = value[key]
     return gpu_type, MappingProxyType(counts)
 
 
