@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from support.contents import RECIPE, manifest_of, publish, sha256, upload
-from support.site import Site
+from support.site import Site, open_site
 from trainshed.model.access import Permission
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
 from trainshed.store import contents as store
+from trainshed.store.database import Database
 
 DATASETS, MODELS, RECIPES, PLUGINS = ContentKind
 FILES = {"data/train.txt": b"one\n", "data/test.txt": b"two\n", "README.md": b"", "данные/a b.txt": b"one\n"}
@@ -387,15 +390,21 @@ def test_E101_a_recipes_manifest_says_what_its_file_says(sqlite_site: Site):
     assert publish(sqlite_site, "team/r", files, kind=RECIPES).status_code == 201
 
 
-def test_E94_plugins_are_approved_and_revoked_by_the_owner_alone(site: Site):
+@pytest.fixture
+def team(database: Database, tmp_path: Path) -> Iterator[Site]:
+    """A server of a team, whose operator is on any machine, with each kind of database in turn."""
+    with open_site(database, tmp_path / "data", personal=False) as opened:
+        yield opened
+
+
+def test_E94_plugins_are_approved_and_revoked_by_the_owner_alone(team: Site):
+    site = team
     base = "/v1/content/plugins/team/filter/versions/1.0"
     item = publish(site, "team/filter", {"f.py": b"x"}, kind=PLUGINS, version="1.0").json()
     digest = item["manifest_sha256"]
     assert code(site.request("PUT", f"{base}/approval", key=site.add_key())) == (403, "PERMISSION_DENIED")
     admin = site.add_key("default", *Permission)
     assert code(site.request("PUT", f"{base}/approval", key=admin)) == (403, "PERMISSION_DENIED")
-    agent = site.add_key("default", *Permission, kind="agent", owner=True)
-    assert code(site.request("PUT", f"{base}/approval", key=agent)) == (403, "PERMISSION_DENIED")
     approved = site.request("PUT", f"{base}/approval").json()
     assert (approved["approved"], approved["manifest_sha256"]) == (True, digest)
     assert site.get(base).json()["approval"] == approved
@@ -414,6 +423,21 @@ def test_E94_plugins_are_approved_and_revoked_by_the_owner_alone(site: Site):
     assert (revoked["approved"], revoked["manifest_sha256"]) == (False, digest)
     with site.services.database.read() as connection:
         assert store.approval(connection, "team/filter", digest).revoked_at is not None
+
+
+def test_P13_E94_an_agent_approves_no_plugin_also_with_the_owner_key_and_may_revoke_one(team: Site):
+    base = "/v1/content/plugins/team/filter/versions/1.0"
+    publish(team, "team/filter", {"f.py": b"x"}, kind=PLUGINS, version="1.0")
+    keys = [team.owner_key, team.add_key("default", *Permission, kind="agent", owner=True)]
+    says = {"Trainshed-Source": "agent"}
+    for key, headers in zip(keys, (says, {}), strict=True):
+        refused = team.request("PUT", f"{base}/approval", key=key, headers=headers)
+        assert code(refused) == (403, "FORBIDDEN")
+        assert "trainshed plugin approve" in refused.json()["hint"]
+        assert team.get(base).json()["approval"] is None
+    assert team.request("PUT", f"{base}/approval").json()["approved"] is True
+    revoked = team.request("DELETE", f"{base}/approval", headers=says)
+    assert revoked.json()["approved"] is False
 
 
 def test_a_file_is_found_among_very_many_by_halving(sqlite_site: Site):

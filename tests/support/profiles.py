@@ -13,7 +13,7 @@ from support.runners import definition, repository
 from support.site import Site, submission
 from trainshed.model.content import ContentKind
 from trainshed.sdk.runner_tree import freeze
-from trainshed.store import jobs
+from trainshed.store import jobs, plugins
 
 V1, V2, ABI = "envloop.job-profile/v1", "envloop.job-profile/v2", "envloop.train-recipe/1"
 ENTRYPOINT = "pev.train:main"
@@ -166,10 +166,11 @@ class World:
         return found
 
     def approve(self, plugin: Published) -> None:
-        answer = self.site.request(
-            "PUT", f"/v1/content/plugins/{plugin.name}/versions/{plugin.manifest_sha256}/approval"
+        """As the operator does, whose process a site within this one cannot see."""
+        name, digest = plugin.name, plugin.manifest_sha256
+        self.site.services.database.write(
+            lambda connection: plugins.approve_plugin(connection, name, digest, at=1.0, by="human:owner")
         )
-        assert answer.is_success, answer.text
 
     def revoke(self, plugin: Published) -> None:
         answer = self.site.request(

@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 import uvicorn
 
+from support.contents import publish
 from support.person import Person
 from support.scripts import TRAIN, document, send_script, send_tree
 from support.waiting import wait_until
 from trainshed.control.scripts import approving
 from trainshed.model.access import Permission
+from trainshed.model.content import ContentKind
 from trainshed.model.scripts.states import Phase, Reason
 from trainshed.policy.approval import Rule, Verdict
 from trainshed.store import approvals, jobs, moves, scripts
@@ -201,6 +203,19 @@ def test_P13_what_an_agent_runs_changes_no_secret(module_site, person):
         assert (status, refused["code"]) == (403, "FORBIDDEN")
     assert ada.request("PUT", "/v1/secrets/SOME_KEY", {"value": "x"})[0] == 200
     assert ada.request("DELETE", "/v1/secrets/SOME_KEY")[0] == 200
+
+
+def test_P13_E94_what_an_agent_runs_approves_no_plugin(module_site, person):
+    publish(module_site, "team/filter", {"f.py": b"x"}, kind=ContentKind.PLUGINS, version="1")
+    where = "/v1/content/plugins/team/filter/versions/1/approval"
+    agents = [person(env={"CLAUDECODE": "1"}), person(ancestor={"CLAUDECODE": "1"})]
+    for agent in agents:
+        status, refused = agent.request("PUT", where)
+        assert (status, refused["code"]) == (403, "FORBIDDEN")
+        assert "agent" in refused["message"]
+    assert module_site.request("PUT", where).json()["code"] == "FORBIDDEN"  # nobody knows who asks
+    assert person(terminal=False).request("PUT", where)[1]["approved"] is True
+    assert agents[0].request("DELETE", where)[1]["approved"] is False
 
 
 def test_P13_c6_what_an_agent_submits_is_an_agents_although_it_does_not_say_so(module_site, person):

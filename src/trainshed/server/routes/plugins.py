@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from trainshed.control.references import list_hint, unknown_version
-from trainshed.model.access import KeyKind
 from trainshed.model.content import ContentKind, plain_ref
 from trainshed.model.errors import Refusal
 from trainshed.server.content_views import PUBLISH, READ, UNKNOWN, approval_item, full_name, not_found
 from trainshed.server.documents import CURSOR, LIMIT
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.pages import cut_page, open_cursor, page_limit
+from trainshed.server.routes.scripts import SOURCE, caller, peer
 from trainshed.server.shapes import contents as shapes
 from trainshed.server.shapes.common import Page
 from trainshed.store import contents as store
@@ -22,6 +22,7 @@ routes = Routes("plugins")
 _OWNER_KEY = (
     "Use the owner key of the server, which its operator holds; no project admin can give that permission."
 )
+_OWN_TERMINAL = "Ask the user to run `trainshed plugin approve` in a terminal of their own."
 
 
 @routes.get(
@@ -58,14 +59,22 @@ _APPROVING = Operation(
     "Approve a plugin on this deployment",
     answer=shapes.PluginApproval,
     any_of=PUBLISH,
-    refuses=UNKNOWN,
+    params=(SOURCE,),
+    refuses=(*UNKNOWN, "FORBIDDEN"),
 )
 
 
 @routes.put("/{namespace}/{name}/versions/{version}/approval", _APPROVING)
 def approve(call: Call, namespace: str, name: str, version: str) -> shapes.PluginApproval:
-    """With the owner key only. What is approved is the digest under this name, and nothing else."""
+    """With the owner key only. What is approved is the digest under this name, and nothing else.
+
+    For people and services: refused for whatever an agent runs, also with the owner key.
+    """
     full, at, by = _decider(call, namespace, name), call.now, call.principal.actor
+    # Whoever can bind a package to a Job says yes to all that its code will do (P13).
+    call.services.scripts.approving.require_no_agent(
+        caller(call), peer(call), "which plugins are approved", _OWN_TERMINAL
+    )
     ref = plain_ref(version)
 
     def change(connection: Connection) -> PluginApproval:
@@ -84,7 +93,10 @@ def approve(call: Call, namespace: str, name: str, version: str) -> shapes.Plugi
     ),
 )
 def revoke(call: Call, namespace: str, name: str, version: str) -> shapes.PluginApproval:
-    """With the owner key only. Trials that wait with it will not start; running ones go on."""
+    """With the owner key only. Trials that wait with it will not start; running ones go on.
+
+    An agent with that key may: it takes away only.
+    """
     full, at, by = _decider(call, namespace, name), call.now, call.principal.actor
     ref = plain_ref(version)
 
@@ -110,9 +122,8 @@ def _no_version(connection: Connection, name: str, ref: str) -> tuple[str, str]:
 
 
 def _decider(call: Call, namespace: str, name: str) -> str:
-    """The plugin's name, for whoever may decide of it: the owner, and never an agent (promise P13)."""
-    if not call.principal.owner or call.principal.kind is KeyKind.AGENT:
-        raise Refusal.of(
-            "PERMISSION_DENIED", "only the owner key, held by no agent, approves plugins", hint=_OWNER_KEY
-        )
+    """The plugin's name, for whoever may decide of it: the owner of the server."""
+    if not call.principal.owner:
+        said = "only the owner key approves and revokes plugins"
+        raise Refusal.of("PERMISSION_DENIED", said, hint=_OWNER_KEY)
     return full_name(namespace, name)
