@@ -31,6 +31,8 @@ HINTS = ("See 'docker ", "Run 'docker ")
 """How lines begin that docker adds to what went wrong."""
 TAKEN = "is already in use by container"
 """What docker says of the name of a container that there is, or that is being made."""
+START = "@start@"
+"""Stands in names of files for what differs in each start: nobody else writes there, and nobody did."""
 _REPLACEMENTS, _PAUSE = 20, 0.1
 _SECONDS = 120
 _KEEPER_SECONDS = 10
@@ -86,15 +88,19 @@ class Keeper:
 
 
 def start(path: str, box: Json, attempt_id: str) -> Keeper:
-    """Have the runtime make the container of the attempt folder ``path``. Raises `OSError`."""
-    for name in (box["keeper"], box["monitor"]):
-        if name and os.path.exists(name):
-            os.unlink(name)
+    """Have the runtime make the container of the attempt folder ``path``. Raises `OSError`.
+
+    What an earlier shim had begun to make may still write its files, or have left one of them half done,
+    which its own runtime then takes for somebody else's.
+    """
+    this = f"{os.getpid()}-{time.monotonic_ns()}"
     said = ""
     for command in box["commands"]:
-        said = _replacing(path, command, box)
-    monitor = _number(box["monitor"]) if box["monitor"] else None
-    pid = _number(box["keeper"]) if box["keeper"] else int(said.strip() or 0)
+        said = _replacing(path, [word.replace(START, this) for word in command], box)
+    keeper, monitor = (
+        _number(name.replace(START, this)) if name else 0 for name in (box["keeper"], box["monitor"])
+    )
+    pid = keeper if box["keeper"] else int(said.strip() or 0)
     if not pid or not _became_keeper(pid, procs.MARK + attempt_id.encode()):
         raise OSError(0, f"the container ended as soon as it was made: {_last_words(said)}")
     return Keeper(pid, [pid, *([monitor] if monitor else [])], box.get("writable", []))

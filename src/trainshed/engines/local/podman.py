@@ -66,7 +66,7 @@ class Podman:
         raise EngineError("IMAGES_UNAVAILABLE", f"podman: {runtimes.last_words(done.stderr)}", retryable=True)
 
     def starting(self, wanted: Container, folder: Path) -> Starting:
-        keeper, monitor = folder / "keeper.pid", folder / "monitor.pid"
+        keeper, monitor = (folder / f"{name}-{container.START}.pid" for name in ("keeper", "monitor"))
         command = [self.program, "run", "--detach", "--replace", f"--name={wanted.name}", "--pull=never"]
         command += [f"--pidfile={keeper}", f"--conmon-pidfile={monitor}", "--cgroups=no-conmon"]
         command += [
