@@ -22,6 +22,7 @@ from trainshed.model.manifests import (
     tree_faults,
 )
 from trainshed.model.runner_tree import path_fault
+from trainshed.model.strict_json import canonical_json
 
 A, B = "a" * 64, "b" * 64
 
@@ -40,6 +41,33 @@ def fault(data: bytes) -> str:
 
 def manifest(*paths: str, about=None, size=3) -> Manifest:
     return make_manifest(ContentKind.DATASETS, [ContentFile(path, size, A) for path in paths], about)
+
+
+def test_a_listener_is_told_every_entry_at_fault_and_the_rest_is_read():
+    files = [{"path": path, "sha256": A, "size": 3} for path in ("b", "a", "", "c", "c", "d")]
+    files[3] |= {"more": 1}
+    document = {"schema": "trainshed.manifest/1", "kind": "datasets", "files": files, "about": {}}
+    told: list[tuple[str, str]] = []
+    found = ManifestScan(io.BytesIO(canonical_json(document).encode()).read, lambda *each: told.append(each))
+    assert [file.path for file in found] == ["b", "a", "c", "d"]
+    assert found.files == 6
+    places = [place for place, _ in told]
+    assert places == ["files[1]", "files[2]", "files[3]"]
+    assert ["order" in told[0][1], "empty" in told[1][1], "canonically" in told[2][1]] == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x7fb", "a\x85b", "a\x00b", "a\x1b[2Jb"])
+def test_a_name_with_control_characters_is_shown_so_that_its_file_can_be_found(name):
+    [found] = tree_faults([f"folder/{name}"])
+    shown = name.encode("unicode_escape").decode()
+    assert found.path == f"folder/{shown}"
+    assert f"`folder/{shown}` holds control characters" in found.message
+    assert found.message.isprintable()
+
+
+def test_a_long_name_is_cut_with_a_mark():
+    [found] = tree_faults(["x" * 300])
+    assert found.path == "x" * 200 + "…"
 
 
 texts = st.text(max_size=12)

@@ -19,6 +19,7 @@ from trainshed.model.manifests import (
     read_entries,
 )
 from trainshed.model.recipe import MAX_RECIPE_BYTES, RECIPE_FILE, parse_recipe
+from trainshed.model.runner_tree import path_text
 
 _CODE = "INVALID_CONTENT"
 _WINDOW = 64 << 10
@@ -53,26 +54,23 @@ def verify_manifest(read: Callable[[int], bytes], kind: ContentKind, sha256: str
     blobs: dict[str, int] = {}
     recipe_sha256 = None
     try:
-        scan = ManifestScan(read)
+        scan = ManifestScan(read, lambda where, message: names.fault(where, f"`{where}`: {message}"))
         words = AboutCheck(kind, scan.about)
         for file in scan:
             names.add(file.path)
             words.see(file.path)
             if (size := blobs.setdefault(file.sha256, file.size)) != file.size:
-                names.fault(
-                    file.path, f"`{file.path}` has {file.size} bytes, another file of its digest {size}"
-                )
+                shown = path_text(file.path)
+                names.fault(file.path, f"`{shown}` has {file.size} bytes, another file of its digest {size}")
             if file.path == RECIPE_FILE:
                 recipe_sha256 = file.sha256
     except ManifestFault as fault:
-        raise Refusal.of(_CODE, f"this is no manifest: {fault}", path="manifest") from None
-    if scan.sha256 != sha256:
-        raise Refusal.of(
-            "CONTENT_HASH_MISMATCH",
-            f"the manifest's SHA-256 is {scan.sha256}, not {sha256}",
-            path="manifest_sha256",
-        )
+        broken = Fault("manifest", _CODE, f"this is no manifest: {fault}")
+        raise Refusal([broken, *names.finish()]) from None
     faults = names.finish()
+    if scan.sha256 != sha256:
+        said = f"the manifest's SHA-256 is {scan.sha256}, not {sha256}"
+        faults = [*faults, Fault("manifest_sha256", "CONTENT_HASH_MISMATCH", said)]
     if scan.kind is not kind:
         said = f"the manifest is one of {scan.kind}, and {kind} are published here"
         faults = [*faults, Fault("manifest.kind", _CODE, said)]

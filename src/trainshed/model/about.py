@@ -28,6 +28,7 @@ from typing import Any
 from trainshed.model.content import ContentKind
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.globs import MAX_PATTERNS, OutputPatterns, pattern_fault
+from trainshed.model.parameters import CUT
 from trainshed.model.recipe import MAX_RECIPE_BYTES, RECIPE_FILE, Recipe, judge_recipe, read_recipe
 from trainshed.model.splits import infer_configs
 from trainshed.model.strict_toml import decode_toml
@@ -173,7 +174,7 @@ def _usable_splits(configs: Any, faults: Iterable[Fault]) -> Iterator[tuple[str,
         if not isinstance(splits, Mapping):
             continue
         for split, patterns in splits.items():
-            where = f"configs.{config[:MAX_TEXT_CHARS]}.{split[:MAX_TEXT_CHARS]}"
+            where = f"configs.{_cut(config)}.{_cut(split)}"
             count = len(patterns) if isinstance(patterns, list) else 0
             if told.isdisjoint([where, *(f"{where}[{place}]" for place in range(count))]):
                 yield config, split, patterns
@@ -222,7 +223,7 @@ class _Checker:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
-                self.add(f"{path}.{key}"[:MAX_TEXT_CHARS].lstrip("."), f"is not a key that counts: {hint}")
+                self.add(_cut(f"{path}.{key}".lstrip(".")), f"is not a key that counts: {hint}")
 
     def text(self, key: str, value: Any) -> None:
         most = MAX_DESCRIPTION_CHARS if key == "description" else MAX_TEXT_CHARS
@@ -254,7 +255,7 @@ class _Checker:
             return
         splits = 0
         for config, table in value.items():
-            where = f"configs.{config[:MAX_TEXT_CHARS]}"
+            where = f"configs.{_cut(config)}"
             if not LABEL.fullmatch(config):
                 self.add(where, f"is no name of a config: {_LABEL_RULE}")
             if not isinstance(table, dict) or not table:
@@ -262,7 +263,7 @@ class _Checker:
                 continue
             splits += len(table)
             for split, patterns in table.items():
-                self.split(f"{where}.{split[:MAX_TEXT_CHARS]}", split, patterns)
+                self.split(f"{where}.{_cut(split)}", split, patterns)
         if splits > MAX_SPLITS:
             self.add("configs", f"hold {splits} splits; at most {MAX_SPLITS}")
 
@@ -280,6 +281,10 @@ class _Checker:
 
 
 _LABEL_RULE = "it starts with a letter or digit, then letters, digits, `.`, `_`, `-`; at most 128"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}{CUT}"
 
 
 def _is_text(value: Any, most: int) -> bool:

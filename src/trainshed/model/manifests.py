@@ -17,7 +17,7 @@ from typing import Any
 
 from trainshed.model.content import MANIFEST_SCHEMA, ContentFile, ContentKind
 from trainshed.model.errors import Fault, Refusal
-from trainshed.model.runner_tree import path_fault
+from trainshed.model.runner_tree import path_fault, path_text
 from trainshed.model.strict_json import canonical_json, decode_json
 
 MAX_FILES = 1_000_000
@@ -49,11 +49,13 @@ class ManifestFault(ValueError):
 class ManifestScan:
     """Reads canonical bytes in one pass: ``about`` at once, the files by iterating, the rest after them.
 
-    ``read(n)`` answers at most ``n`` bytes, ``b""`` at the end. Raises `ManifestFault`.
+    ``read(n)`` answers at most ``n`` bytes, ``b""`` at the end. Raises `ManifestFault`; where ``tell`` is
+    given it is told the place and the fault of each entry at fault, and reading goes on as far as it can.
     """
 
-    def __init__(self, read: Callable[[int], bytes]) -> None:
+    def __init__(self, read: Callable[[int], bytes], tell: Callable[[str, str], None] | None = None) -> None:
         self._read = read
+        self._tell = tell
         self._digest = hashlib.sha256()
         self._buffer = b""
         self._place = 0
@@ -71,21 +73,31 @@ class ManifestScan:
         separator = b""
         while not self._at(b"]"):
             self._expect(separator)
+            separator = b","
             file = self._entry()
+            if file is None:
+                self.files += 1
+                continue
             order = file.path.encode("utf-8", "surrogatepass")
             if not order:
-                raise ManifestFault(f"files[{self.files}]: the path is empty")
-            if order <= before:
+                self._fault("the path is empty")
+            elif order <= before:
                 said = (
                     "is listed twice" if order == before else "is not in the order of the paths' UTF-8 bytes"
                 )
-                raise ManifestFault(f"files[{self.files}]: `{_shown(file.path)}` {said}")
+                self._fault(f"`{path_text(file.path)}` {said}")
             before = order
             self.files += 1
             self.total_bytes += file.size
-            yield file
-            separator = b","
+            if order:
+                yield file
         self._end()
+
+    def _fault(self, message: str) -> None:
+        where = f"files[{self.files}]"
+        if self._tell is None:
+            raise ManifestFault(f"{where}: {message}")
+        self._tell(where, message)
 
     @property
     def sha256(self) -> str:
@@ -147,17 +159,24 @@ class ManifestScan:
         self._expect(_FILES)
         return dict(about)
 
-    def _entry(self) -> ContentFile:
+    def _entry(self) -> ContentFile | None:
+        """The next entry; ``None`` for one at fault, where reading can go on behind it."""
         if self.files == MAX_FILES:
             raise ManifestFault(f"a content has at most {MAX_FILES} files; pack small ones together")
         self._fill(_LONGEST_ENTRY)
         match = _ENTRY.match(self._buffer, self._place)
         path = _path_of(match[2]) if match else None
         if match is None or path is None:
-            raise ManifestFault(
-                f"files[{self.files}] (byte {self._position()}) is not written canonically: an object with "
-                "`path`, `sha256`, `size` and, only if true, `executable`; keys sorted, no spaces, ASCII"
+            said = (
+                "is not written canonically: an object with `path`, `sha256`, `size` and, only if true, "
+                "`executable`; keys sorted, no spaces, ASCII"
             )
+            following = ENTRY_START.search(self._buffer, self._place)
+            if self._tell is None or following is None:
+                raise ManifestFault(f"files[{self.files}] (byte {self._position()}) {said}")
+            self._tell(f"files[{self.files}]", said)
+            self._place = following.start()
+            return None
         self._place = match.end()
         return ContentFile(path, int(match[4]), match[3].decode(), executable=match[1] is not None)
 
@@ -199,7 +218,7 @@ class PathRules:
     def add(self, path: str) -> None:
         """Judge a file's path. Names in every script are fine; one file must not hide another anywhere."""
         if not _PLAIN.fullmatch(path) and (fault := _path_fault(path)):
-            self.fault(path, f"`{_shown(path)}` {fault}")
+            self.fault(path, f"`{path_text(path)}` {fault}")
             return
         self._files.add(path)
         self._meets(path)
@@ -212,12 +231,12 @@ class PathRules:
     def fault(self, path: str, message: str) -> None:
         self.broken += 1
         if len(self.faults) < SHOWN_FAULTS:
-            self.faults.append(Fault(_shown(path), _CODE, message))
+            self.faults.append(Fault(path_text(path), _CODE, message))
 
     def finish(self) -> list[Fault]:
         """All faults found; with those that only the whole tree shows."""
         for both in sorted(self._files & self._folders):
-            self.fault(both, f"`{both}` is both a file and a directory")
+            self.fault(both, f"`{path_text(both)}` is both a file and a directory")
         return self.faults
 
     def _meets(self, path: str) -> None:
@@ -258,10 +277,6 @@ def _path_of(literal: bytes) -> str | None:
     return path if isinstance(path, str) and canonical_json(path).encode() == literal else None
 
 
-def _shown(path: str) -> str:
-    return path[:200].encode("utf-8", "backslashreplace").decode()
-
-
 def _named(path: str) -> str:
     """A name so that it can be told from others that look the same."""
-    return f"`{_shown(path)}`" + ("" if path.isascii() else f" ({ascii(path)[1:-1][:200]})")
+    return f"`{path_text(path)}`" + ("" if path.isascii() else f" ({ascii(path)[1:-1][:200]})")

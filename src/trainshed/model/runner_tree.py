@@ -23,6 +23,7 @@ EXECUTABLE_MODE = "100755"
 MANIFEST_SCHEMA = "trainshed.runner-tree/1"
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CODE = "INVALID_RUNNER"
+_SHOWN_CHARS = 200
 _LINK_MODE = "120000"
 _SUBMODULE_MODE = "160000"
 
@@ -42,6 +43,15 @@ class RunnerFile:
     @property
     def executable(self) -> bool:
         return self.mode == EXECUTABLE_MODE
+
+
+def path_text(path: str) -> str:
+    """A path as faults show it: what no terminal shows is escaped, so that the file can be found."""
+    short = path[:_SHOWN_CHARS]
+    shown = "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in short
+    )
+    return f"{shown}…" if len(path) > _SHOWN_CHARS else shown
 
 
 def path_fault(path: str) -> str | None:
@@ -81,13 +91,14 @@ def tree_faults(files: Sequence[RunnerFile]) -> list[Fault]:
     paths = {file.path for file in files}
     seen: set[str] = set()
     for file in files:
+        shown = path_text(file.path)
         if fault := path_fault(file.path) or _mode_fault(file.mode):
-            faults.append(Fault(file.path, _CODE, f"`{file.path}` {fault}"))
+            faults.append(Fault(shown, _CODE, f"`{shown}` {fault}"))
         if file.path in seen:
-            faults.append(Fault(file.path, _CODE, f"`{file.path}` is listed twice"))
+            faults.append(Fault(shown, _CODE, f"`{shown}` is listed twice"))
         seen.add(file.path)
         if above := next((each for each in _directories(file.path) if each in paths), None):
-            faults.append(Fault(file.path, _CODE, f"`{above}` is both a file and a directory"))
+            faults.append(Fault(shown, _CODE, f"`{path_text(above)}` is both a file and a directory"))
     return faults
 
 

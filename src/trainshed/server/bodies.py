@@ -12,6 +12,7 @@ from trainshed.model.access import PROJECT_ID, Visibility
 from trainshed.model.errors import FaultList
 
 MAX_TEXT_CHARS = 200
+_SHOWN_CHARS = 80
 
 
 @dataclass(slots=True)
@@ -123,4 +124,5 @@ def visibility_of(body: Body) -> tuple[Visibility, list[str]]:
 
 
 def _shown(text: str) -> str:
-    return text[:80].encode("ascii", "backslashreplace").decode()
+    shown = text[:_SHOWN_CHARS].encode("ascii", "backslashreplace").decode()
+    return f"{shown}…" if len(text) > _SHOWN_CHARS else shown
