@@ -126,7 +126,7 @@ def test_publishing_the_same_commit_again_says_so(run, tmp_path):
     first = run("runner", "publish", str(tmp_path / "runner"), "--name", "cli/twice")
     again = run("runner", "publish", str(tmp_path / "runner"), "--name", "cli/twice")
     assert "Published." in first.stderr
-    assert "was published before; nothing changed" in again.stderr
+    assert "was published before; nothing had to be sent" in again.stderr
     quiet = run("runner", "publish", str(tmp_path / "runner"), "--name", "cli/twice", "--quiet")
     assert (quiet.stdout.startswith("cli/twice@"), quiet.stderr) == (True, "")
     assert "cli/twice@" in run("runner", "list", "--quiet").stdout
@@ -221,6 +221,13 @@ def test_administration_from_project_to_revocation(run, ok, module_server, tmp_p
     assert shown.count("unlimited") == 3
     assert ok("project", "set", "cli-team", "--max-content", "500Gi")["max_content_bytes"] == 500 << 30
     assert re.search(r"content quota +500\.0 GiB", run("project", "get", "cli-team").stdout)
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "a.txt").write_bytes(b"x" * 3000)
+    ok("dataset", "publish", str(tmp_path / "words"), "--name", "cli-used/words", "--version", "1")
+    used = re.compile(r"content used +(.+)")
+    for change in (("set", "default", "--priority", "0"), ("get", "default")):
+        assert used.findall(run("project", *change).stdout) == ["2.9 KiB"], change
+    assert used.findall(run("project", "set", "cli-team", "--priority", "2").stdout) == ["0 B"]
     assert ok("project", "set", "cli-team", "--max-content", "none")["max_content_bytes"] is None
     assert re.search(r"GPU-hours used +0\.00", shown)
     ok("project", "set", "cli-team", "--max-gpus", "1")

@@ -181,3 +181,60 @@ def test_from_damage_to_repair_and_from_withdrawal_to_free_disk(server: ServerPr
     again = el(*publish)
     assert again["manifest_sha256"] == published["manifest_sha256"]
     assert stored.read_bytes() == b"first\n"
+
+
+def test_what_is_damaged_is_named_at_once_and_publishing_again_says_what_it_did(
+    server: ServerProcess, tmp_path: Path
+):
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("TRAINSHED_", "ENVLOOP_"))
+    }
+
+    def el(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "trainshed", *arguments]
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env={**own, **server.environment},
+            timeout=120,
+            check=False,
+        )
+
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, content in (("a.txt", b"first\n"), ("large.bin", b"x" * 100_000)):
+        (data / name).write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        stored = server.data / "content" / "sha256" / sha256[:2] / sha256
+        publish = ("dataset", "publish", str(data), "--name", "team/words", "--version", name)
+        assert el(*publish).returncode == 0
+        again = el(*publish)
+        assert "published before with the same files; nothing had to be sent." in again.stderr
+        for damage in ("gone", "cut off", "a folder"):
+            stored.unlink()
+            if damage == "a folder":
+                stored.mkdir()
+            elif damage == "cut off":
+                stored.write_bytes(content[:3])
+            to = str(tmp_path / f"{name} {damage}")
+            read = el("dataset", "download", f"team/words@{name}", to)
+            assert read.returncode == Exit.FAILED, read.stderr
+            assert f"`{name}` of envloop://datasets/team/words@{name}: " in read.stderr
+            assert "trying again" not in read.stderr
+            assert f"trainshed content verify team/words@{name}" in read.stderr
+            assert not (tmp_path / f"{name} {damage}" / name).exists()
+            again = el(*publish)
+            assert "same files; 1 file that the server lacked sent again." in again.stderr, again.stderr
+            assert el("dataset", "download", f"team/words@{name}", to).returncode == 0
+    (server.data / "content" / "sha256" / ".DS_Store").write_bytes(b"")
+    looked = el("content", "verify", "--all")
+    assert (looked.returncode, "NOT OURS, PASSED OVER\n.DS_Store" in looked.stdout) == (0, True), (
+        looked.stdout
+    )
+    orphan = hashlib.sha256(b"orphan").hexdigest()
+    place = server.data / "content" / "sha256" / orphan[:2] / orphan
+    place.write_bytes(b"or")
+    assert el("content", "gc").returncode == 0
+    mended = json.loads(el("content", "verify", orphan, "--repair", "--json").stdout)
+    assert (mended["damaged"], mended["taken_out"], place.exists()) == (1, [orphan], False)

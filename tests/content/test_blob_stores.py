@@ -194,3 +194,12 @@ def test_a_finished_file_is_taken_in(store, tmp_path, data):
 def test_many_names_are_listed_all(store):
     blobs = {put(store, b"%d" % n) for n in range(30)}
     assert set(store.names()) == blobs
+
+
+def test_what_is_gone_or_of_another_length_is_told_apart(store):
+    there = [put(store, b"%d" % n) for n in range(12)]
+    asked = {blob.sha256: blob.size for blob in there}
+    assert store.unlike(asked) == []
+    asked = {ABSENT: 0, **asked, there[3].sha256: 7}
+    assert store.unlike(asked) == [ABSENT, there[3].sha256]
+    assert store.unlike({}) == []

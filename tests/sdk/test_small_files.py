@@ -9,7 +9,7 @@ import re
 import pytest
 
 from trainshed import Client
-from trainshed.sdk import IntegrityError, LocalFileError, RetryPolicy, ServerUnavailable, UnsafeName
+from trainshed.sdk import Conflict, IntegrityError, LocalFileError, RetryPolicy, UnsafeName
 
 QUICK = RetryPolicy(attempts=2, first=0.01, longest=0.02)
 
@@ -81,8 +81,10 @@ def test_what_is_damaged_never_has_its_name(client, module_server, published, tm
     victim = root / "d1/deep/1.txt"
     stored(module_server, victim.read_bytes()).write_bytes(damage or victim.read_bytes()[::-1])
     out = tmp_path / "out"
-    with pytest.raises((IntegrityError, ServerUnavailable)):
+    with pytest.raises((IntegrityError, Conflict)) as refused:
         client.datasets.download(name, out)
+    assert "d1/deep/1.txt" in str(refused.value)
+    assert "content verify" in refused.value.hint
     there = bytes_of(out)
     assert "d1/deep/1.txt" not in there
     assert all(bytes_of(root)[path] == data for path, data in there.items() if not path.endswith(".part"))

@@ -90,7 +90,9 @@ def test_an_artifact_that_is_not_uploaded_is_not_ready(sqlite_site: Site, artifa
 def test_stored_bytes_that_are_gone_are_said_to_be(sqlite_site: Site, artifact: str):
     sqlite_site.services.blobs.delete(SHA256)
     answer = sqlite_site.get(artifact)
-    assert (answer.status_code, answer.json()["code"]) == (503, "STORAGE_UNAVAILABLE")
+    assert (answer.status_code, answer.json()["code"]) == (409, "CONTENT_DAMAGED")
+    assert "its stored bytes are gone" in answer.json()["message"]
+    assert "trainshed job rerun job_" in answer.json()["hint"]
 
 
 def test_pages_of_artifacts_give_each_once(site: Site):

@@ -293,10 +293,13 @@ def test_a_url_dies_with_its_checkpoint(sqlite_site: Site, one: dict):
     assert fetch(sqlite_site, url).json()["code"] == "CHECKPOINT_NOT_FOUND"
 
 
-def test_a_file_whose_bytes_are_gone_is_a_fault_of_the_storage(sqlite_site: Site, one: dict):
+def test_a_file_whose_bytes_are_gone_is_damaged(sqlite_site: Site, one: dict):
     url = urls_of(sqlite_site, one["checkpoint_id"])[NAME]
     sqlite_site.services.blobs.delete(next(f["sha256"] for f in one["files"] if f["name"] == NAME))
-    assert fetch(sqlite_site, url).json()["code"] == "STORAGE_UNAVAILABLE"
+    refused = fetch(sqlite_site, url).json()
+    assert refused["code"] == "CONTENT_DAMAGED"
+    assert f"`{NAME}` of this Checkpoint" in refused["message"]
+    assert f"trainshed content verify {one['job_id']}" in refused["hint"]
 
 
 def test_a_url_leads_where_the_caller_reached_the_server(sqlite_site: Site, one: dict):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 import pytest
 
-from support.contents import manifest_of, publish
+from support.contents import collector, damages, events, manifest_of, publish
 from support.deployment import Inline
 from support.site import Site, finish, start, trials
 from trainshed.control import verification
 from trainshed.control.background import Background
-from trainshed.control.garbage import Collector, Housekeeping
+from trainshed.control.garbage import Housekeeping
 from trainshed.control.verification import Pace, Place, Verification
 from trainshed.model.access import Permission
 from trainshed.model.content import ContentKind
@@ -84,11 +83,6 @@ def withdraw(site: Site, files: dict[str, bytes], name: str = "team/words") -> N
     assert site.request("DELETE", f"/v1/content/datasets/{name}/versions/{digest}").is_success
 
 
-def collector(site: Site) -> Collector:
-    services = site.services
-    return Collector(services.database, services.blobs, site.clock, grace_seconds=services.gc_grace_seconds)
-
-
 def test_usage_shows_all_projects_to_the_owner_and_its_own_to_an_administrator(site: Site):
     site.add_project("other")
     publisher = site.add_key("other")
@@ -157,29 +151,6 @@ def test_a_pass_is_asked_for_and_its_report_is_read(sqlite_site: Site):
 
 
 # Looking for damage
-
-
-def events(
-    site: Site, query: str = "", last: str = "", **options: Any
-) -> list[tuple[str, str, dict[str, Any]]]:
-    """Everything of one verification: type, id and document of each event."""
-    headers = {"Last-Event-ID": last} if last else {}
-    answer = site.get(f"/v1/admin/content/verify{query}", headers=headers, **options)
-    assert answer.status_code == 200, answer.text
-    found = []
-    for block in answer.text.split("\n\n"):
-        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
-        if "data" in lines:
-            found.append((lines.get("event", "message"), lines.get("id", ""), json.loads(lines["data"])))
-    return found
-
-
-def damages(site: Site, query: str = "") -> list[dict[str, Any]]:
-    found = events(site, query)
-    assert found[-1][0] == "end"
-    shown = [document for _, _, document in found if document.get("type") == "damage"]
-    assert found[-1][2]["damaged"] == len(shown)
-    return shown
 
 
 def spoil(site: Site, content: bytes, instead: bytes | None = None) -> str:
@@ -326,7 +297,7 @@ def test_a_damaged_copy_is_taken_out_and_publishing_again_heals(site: Site):
     publish(site, files=FILES, version="1")
     digest = spoil(site, b"zero", b"zer0")
     path = f"/v1/admin/content/blobs/{digest}/take-out"
-    assert site.post(path).json() == {"sha256": digest, "damaged": True}
+    assert site.post(path).json() == {"sha256": digest, "damaged": True, "corrected": False}
     [damage] = damages(site)
     assert (damage["sha256"], damage["problem"]) == (
         manifest_of(ContentKind.DATASETS, FILES).sha256,
@@ -342,7 +313,7 @@ def test_a_damaged_copy_is_taken_out_and_publishing_again_heals(site: Site):
     assert (refused.json()["code"], refused.json()["missing"]) == ("BLOB_NOT_FOUND", [digest])
     assert publish(site, files=FILES, version="1").is_success
     assert damages(site) == []
-    assert site.post(path).json() == {"sha256": digest, "damaged": False}
+    assert site.post(path).json() == {"sha256": digest, "damaged": False, "corrected": False}
     assert site.services.blobs.verify(digest)
     assert site.post(f"/v1/admin/content/blobs/{'0' * 64}/take-out").json()["code"] == "BLOB_NOT_FOUND"
     assert site.post("/v1/admin/content/blobs/zero/take-out").json()["code"] == "BLOB_NOT_FOUND"

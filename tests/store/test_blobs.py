@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select, update
 
 from trainshed.model.errors import Refusal
-from trainshed.store import queue
+from trainshed.store import garbage, queue
 from trainshed.store.tables import blobs
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -51,6 +51,14 @@ def test_nobody_may_count_on_a_blob_that_is_being_removed(stored):
         1,
     )
     assert set(rows(stored)) == {A, B}
+
+
+def test_E105_bytes_that_were_proved_correct_a_row_that_says_another_size(stored):
+    stored.write(lambda c: garbage.adopt(c, {C: 7}, at=1.0))
+    stored.write(lambda c: queue.put_blobs(c, {A: 1, B: 20, C: 30}, at=2.0))
+    with stored.read() as connection:
+        sizes = dict(connection.execute(select(blobs.c.sha256, blobs.c.size)).all())
+    assert sizes == {A: 1, B: 20, C: 30}
 
 
 def test_it_can_be_asked_first_whether_there_is_anything_to_write(stored):

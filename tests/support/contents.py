@@ -9,6 +9,7 @@ from typing import Any
 
 from support.server import ServerProcess
 from support.site import Site
+from trainshed.control.garbage import Collector
 from trainshed.model.about import read_about
 from trainshed.model.content import ContentFile, ContentKind, Manifest, make_manifest
 
@@ -67,3 +68,33 @@ def published_on(
     answer = server.http().post(f"/v1/content/{kind}/{name}/versions", body)
     assert answer.status in {200, 201}, answer.body
     return {"uri": f"envloop://{kind}/{name}@{manifest.sha256}", "manifest_sha256": manifest.sha256}
+
+
+def collector(site: Site) -> Collector:
+    """One that works on what the site stores."""
+    services = site.services
+    return Collector(services.database, services.blobs, site.clock, grace_seconds=services.gc_grace_seconds)
+
+
+def events(
+    site: Site, query: str = "", last: str = "", **options: Any
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Everything of one verification: type, id and document of each event."""
+    headers = {"Last-Event-ID": last} if last else {}
+    answer = site.get(f"/v1/admin/content/verify{query}", headers=headers, **options)
+    assert answer.status_code == 200, answer.text
+    found = []
+    for block in answer.text.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "data" in lines:
+            found.append((lines.get("event", "message"), lines.get("id", ""), json.loads(lines["data"])))
+    return found
+
+
+def damages(site: Site, query: str = "") -> list[dict[str, Any]]:
+    """The damages that a verification finds."""
+    found = events(site, query)
+    assert found[-1][0] == "end"
+    shown = [document for _, _, document in found if document.get("type") == "damage"]
+    assert found[-1][2]["damaged"] == len(shown)
+    return shown

@@ -43,12 +43,18 @@ _DAMAGES = Table(
     rows="damage",
     below=lambda row: f"{row['message']}. {row['advice']}",
 )
+_STRANGERS = Table(
+    (Column("NOT OURS, PASSED OVER", "place"),),
+    empty="",
+    rows=lambda document: [{"place": place} for place in document["strangers"]],
+)
 _VERIFIED = Fields(
     (
         ("checked", "checked"),
         ("read", lambda row: size(row["bytes"])),
         ("damaged", "damaged"),
         ("taken out", lambda row: len(row["taken_out"]) or None),
+        ("records corrected", lambda row: len(row["corrected"]) or None),
     )
 )
 _KINDS = Table(
@@ -123,7 +129,9 @@ def content() -> None:
 @content.command()
 @click.argument("target", required=False)
 @click.option("--all", "everything", is_flag=True, help="All that is stored (owner key).")
-@click.option("--repair", is_flag=True, help="Take damaged blobs out, so that publishing sends them again.")
+@click.option(
+    "--repair", is_flag=True, help="Take damaged blobs out, so that publishing sends them; correct records."
+)
 @click.option("--rate", type=Rate(), metavar="MB", help="Megabytes to read a second at most (default 200).")
 @click.option("--cursor", help="Go on where an earlier verification stopped.")
 @json_option
@@ -140,12 +148,14 @@ def verify(
     """Read stored bytes again and compare them with their digests and manifests.
 
     TARGET is a Job's id, NAMESPACE/NAME@REF, a content's URI or the SHA-256 of a blob or manifest. Tells
-    which names and Jobs each damage affects and what to do. Exits 9 if anything is damaged.
+    which names and Jobs each damage affects and what to do, and with --all what lies among the blobs and is
+    none. Exits 9 if anything is damaged.
     """
     session = context.ensure_object(Session)
     if (target is None) != everything:
         raise click.UsageError("give either a target or --all")
     found: list[dict[str, Any]] = []
+    strangers: list[str] = []
     ended: Mapping[str, Any] = {}
     last = cursor
     with session.client() as client, _bar(session) as moved:
@@ -155,18 +165,22 @@ def verify(
                 moved(event["bytes"], event["total_bytes"])
                 if event["type"] == "damage":
                     found.append({key: event[key] for key in _SHOWN if key in event})
+                elif event["type"] == "stranger":
+                    strangers.append(event["place"])
                 ended = event
         except BaseException:
             if last is not None:
                 session.note(f"It goes on with --cursor {last}")
             raise
-        taken = _taken_out(client, found) if repair else []
+        taken, corrected = _repaired(client, found) if repair else ([], [])
     document = {
         **{key: ended[key] for key in ("checked", "bytes", "damaged")},
         "damage": found,
         "taken_out": taken,
+        "corrected": corrected,
+        "strangers": strangers,
     }
-    session.show(document, _VERIFIED, _DAMAGES)
+    session.show(document, _VERIFIED, _DAMAGES, *([_STRANGERS] if strangers else []))
     context.exit(Exit.DIFFERS if document["damaged"] else Exit.OK)
 
 
@@ -222,15 +236,28 @@ def gc(context: click.Context, *, dry_run: bool, wait_timeout: float | None) -> 
     context.exit(Exit.OK if state["state"] == "done" else Exit.FAILED)
 
 
-def _taken_out(client: Client, found: list[dict[str, Any]]) -> list[str]:
-    """Take out the damaged copies of what somebody can publish again."""
-    return [
-        str(damage["sha256"])
-        for damage in found
-        if damage["problem"] in {"changed", "missing"}
-        and (damage["affected"]["versions"]["count"] or damage["affected"]["revisions"]["count"])
-        and client.content.take_out(damage["sha256"])["damaged"]
-    ]
+def _repaired(client: Client, found: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Take out the damaged copies that nobody needs or somebody can publish again, and correct records.
+
+    Answers both, by digest. What cannot be taken out stays for its advice to be followed.
+    """
+    from trainshed.sdk.errors import Conflict, NotFound  # noqa: PLC0415 - click only at import time
+
+    taken, corrected = [], []
+    for damage in found:
+        if damage["problem"] not in {"changed", "missing"}:
+            continue
+        try:
+            done = client.content.take_out(damage["sha256"])
+        except NotFound:
+            continue  # it was collected meanwhile
+        except Conflict as error:
+            if error.code != "RESOURCE_IN_USE":
+                raise
+            continue
+        taken += [str(damage["sha256"])] if done["damaged"] else []
+        corrected += [str(damage["sha256"])] if done.get("corrected") else []
+    return taken, corrected
 
 
 def _within(key: str, fields: Fields) -> Sentence:

@@ -12,7 +12,7 @@ import click
 
 from trainshed.cli.content_progress import bars
 from trainshed.cli.lazy import Group
-from trainshed.cli.output import Column, Fields, Sentence, Table, View, cell, count, size
+from trainshed.cli.output import Column, Fields, Sentence, Table, View, cell, count, sent_again, size
 from trainshed.cli.parameters import Whole
 from trainshed.cli.session import Session, json_option, quiet_option
 
@@ -234,7 +234,8 @@ def _publish(noun: str, door: Door) -> click.Command:
             session.note(f"Left out: {', '.join(map(cell, paths[:_NAMED]))}{more} ({why}).")
         session.show(document, _URI if quiet else VERSION)
         if done.published_before:
-            session.note("\nThis version was published before with the same files; nothing changed.")
+            sent = sent_again(done.uploaded)
+            session.note(f"\nThis version was published before with the same files; {sent}.")
         else:
             session.note(f"\nPublished; {count(done.uploaded, 'file')} uploaded.")
         if visibility is not None:

@@ -49,6 +49,9 @@ def exit_for(error: TrainshedError) -> Exit:
     """The exit status for an error that ended a command."""
     from trainshed.sdk import errors  # noqa: PLC0415 - not for `--help`
 
+    if isinstance(error, errors.Conflict) and error.code == "CONTENT_DAMAGED":
+        # As where the client finds it: nothing collides, a download is damaged.
+        return Exit.FAILED
     by_error: tuple[tuple[type[TrainshedError], Exit], ...] = (
         (errors.NotAuthenticated, Exit.ACCESS),
         (errors.PermissionRefused, Exit.ACCESS),

@@ -150,6 +150,15 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def sent_again(uploaded: int) -> str:
+    """What publishing did of what was published before: whether the stored bytes are right it cannot say."""
+    return (
+        f"{count(uploaded, 'file')} that the server lacked sent again"
+        if uploaded
+        else "nothing had to be sent"
+    )
+
+
 def duration(seconds: float) -> str:
     """A span of time for people."""
     if seconds < _MINUTE:

@@ -14,7 +14,7 @@ import click
 
 from trainshed.cli import views
 from trainshed.cli.lazy import Group
-from trainshed.cli.output import Column, Fields, Sentence, Table, size
+from trainshed.cli.output import Column, Fields, Sentence, Table, sent_again, size
 from trainshed.cli.parameters import Whole
 from trainshed.cli.session import MAX_SUGGESTIONS, Session, json_option, quiet_option
 
@@ -157,9 +157,9 @@ def publish(
     for warning in published.warnings:
         session.warn(warning)
     session.show(published.runner.raw, _SELECTOR if quiet else RUNNER)
-    said = (
-        "This commit was published before; nothing changed." if published.published_before else "Published."
-    )
+    said = "Published."
+    if published.published_before:
+        said = f"This commit was published before; {sent_again(published.uploaded)}."
     selector = published.runner.selector
     session.note(f"\n{said} Run it with `{session.program} job submit --type train --runner {selector}`.")
 

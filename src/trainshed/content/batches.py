@@ -57,7 +57,8 @@ class Batches:
         self._guard = threading.Lock()
         self._files = 0
         for path in root.iterdir():
-            with contextlib.suppress(FileNotFoundError):
+            # What is no folder, or holds folders, no writer left.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 folder = self._open(path.name)
                 try:
                     if locked(folder):

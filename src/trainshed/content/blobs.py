@@ -12,30 +12,25 @@ import errno
 import hashlib
 import io
 import os
-import re
 import secrets
+import stat
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from trainshed.content.batches import Batches, NotGivenBack
 from trainshed.content.proofs import BUFFER_BYTES, ChangedOnDevice, ProvedFile, stretch
+from trainshed.content.shards import NAME, Shards
 from trainshed.content.syncs import locked, sync_folder
 
 _PROVERS = 4
 """Large blobs that are read back at a time."""
-_NAME = re.compile(r"[0-9a-f]{64}")
 _PROBE_BYTES = 256 << 10
 """Less than this is as good as nothing."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_LISTED_FROM = 8
-"""Of fewer names of a shard each is looked for."""
-_LISTED_EACH = 4
-"""So many entries of a shard are read for each name that is looked for in it."""
 
 
 class BlobError(Exception):
@@ -55,7 +50,7 @@ class DigestMismatch(BlobError):
 
 
 class ReadBackMismatch(DigestMismatch):
-    """What the device gave back is not what was written: the storage is faulty."""
+    """What the store gives back is not what was written: it is faulty, or somebody changed what it holds."""
 
 
 class StoreFull(BlobError):
@@ -116,17 +111,24 @@ class BlobStore(Protocol):
         ...
 
     def open(self, sha256: str, start: int = 0, length: int | None = None) -> BlobReader:
-        """Read ``length`` bytes (or to the end) from byte ``start``. Raises `BlobNotFound`."""
+        """Read ``length`` bytes (or to the end) from byte ``start``.
+
+        Raises `BlobNotFound`, and `ReadBackMismatch` where something else lies in its place.
+        """
         ...
 
     def size(self, sha256: str) -> int:
-        """Bytes of a blob. Raises `BlobNotFound`."""
+        """Bytes of a blob. Raises as `open` does."""
         ...
 
     def exists(self, sha256: str) -> bool: ...
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Those of ``names`` that are not stored, each once, in the order given."""
+        ...
+
+    def unlike(self, sizes: Mapping[str, int]) -> list[str]:
+        """Those of these blobs, SHA-256 -> bytes, that are not stored or have another length, in order."""
         ...
 
     def delete(self, sha256: str) -> bool:
@@ -138,7 +140,14 @@ class BlobStore(Protocol):
         ...
 
     def names(self) -> Iterator[Blob]:
-        """Every stored blob, in no particular order; those that come or go meanwhile may be left out."""
+        """Every stored blob, in no particular order; those that come or go meanwhile may be left out.
+
+        What is no blob is passed over. The length is what the store says; nobody has read the bytes.
+        """
+        ...
+
+    def strangers(self) -> Iterator[str]:
+        """What lies among the blobs and is none, by its place below them, in order. Nothing removes it."""
         ...
 
     def check(self) -> None:
@@ -207,17 +216,15 @@ class FolderBlobStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._blobs = root / "sha256"
+        self._shards = Shards(root / "sha256", root / "aside")
         self._parts = root / "incoming"
         with store_errors(root):
-            # All shards now, made durable once: a blob would be lost with a shard that was not.
-            shards = [self._blobs / f"{number:02x}" for number in range(256)]
-            for folder in (root, self._blobs, self._parts, *shards):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (self._blobs, root, root.parent):
+            self._parts.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._shards.make()
+            for folder in (self._shards.root, root, root.parent):
                 sync_folder(folder)
             self._remove_abandoned_parts()
-            self._batches = Batches(root / "batches", self._blobs)
+            self._batches = Batches(root / "batches", self._shards.root)
         self._provers = ThreadPoolExecutor(_PROVERS, "blobs-proof")
 
     def put(
@@ -242,7 +249,7 @@ class FolderBlobStore:
             check_promise(Blob(hashlib.sha256(content).hexdigest(), len(content)), blob.sha256, blob.size)
         with store_errors(self.root):
             try:
-                self._batches.put({blob.sha256: content for blob, content in contents.items()})
+                self._put_together({blob.sha256: content for blob, content in contents.items()})
             except NotGivenBack as error:
                 found = Blob(hashlib.sha256(error.found).hexdigest(), len(error.found))
                 [written] = (blob for blob in contents if blob.sha256 == error.name)
@@ -261,57 +268,53 @@ class FolderBlobStore:
 
     def path(self, sha256: str) -> Path:
         """The blob's file, to be read only. Raises `BlobNotFound`."""
-        place = self._place(checked_name(sha256))
-        if not place.exists():
+        if not self.exists(sha256):
             raise BlobNotFound(f"no blob {sha256}")
-        return place
+        return self._place(sha256)
 
     def open(self, sha256: str, start: int = 0, length: int | None = None) -> BlobReader:
         """See `BlobStore.open`. A window that goes past the end is cut there."""
         if start < 0 or (length is not None and length < 0):
             raise ValueError("start and length are counted from 0")
         with store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
-            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-        rest = max(0, os.fstat(fd).st_size - start)
+            # A FIFO would be waited for.
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise _in_its_place(sha256)
+        rest = max(0, status.st_size - start)
         return _FileReader(fd, start, rest if length is None else min(rest, length))
 
     def size(self, sha256: str) -> int:
         """See `BlobStore.size`."""
         with store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
-            return place.stat().st_size
+            status = place.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise _in_its_place(sha256)
+        return status.st_size
 
     def exists(self, sha256: str) -> bool:
         """Whether the blob is stored."""
-        return self._place(checked_name(sha256)).exists()
+        return self._shards.is_file(checked_name(sha256))
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """See `BlobStore.missing`."""
         wanted = dict.fromkeys(names)
-        shards: dict[str, set[str]] = {}
-        for name in wanted:
-            shards.setdefault(name[:2], set()).add(name)
-        absent = {name for shard, some in shards.items() for name in self._absent(shard, some)}
+        absent = self._shards.absent(wanted)
         return [name for name in wanted if name in absent]
 
-    def _absent(self, shard: str, wanted: set[str]) -> set[str]:
-        """Those of some names of one shard that are not stored.
-
-        Thousands are asked for at once, and reading a few entries of a folder costs less than looking for one
-        of them. So the folder is read as far as that pays; what is not among it is looked for by name.
-        """
-        folder, left = f"{self._blobs}/{shard}", wanted
-        if len(wanted) >= _LISTED_FROM:
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                left = wanted - {entry.name for entry in islice(entries, _LISTED_EACH * len(wanted))}
-        # Making a `Path` of each costs more than looking.
-        there = os.path.exists
-        return {name for name in left if not there(f"{folder}/{name}")}
+    def unlike(self, sizes: Mapping[str, int]) -> list[str]:
+        """See `BlobStore.unlike`."""
+        unlike = self._shards.unlike(sizes)
+        return [name for name in sizes if name in unlike]
 
     def delete(self, sha256: str) -> bool:
         """See `BlobStore.delete`."""
         with contextlib.suppress(BlobNotFound):
             with store_errors(self._place(checked_name(sha256)), absent=sha256) as place:
-                place.unlink()
+                if not self._shards.clear(sha256):
+                    place.unlink()
             return True
         return False
 
@@ -324,12 +327,13 @@ class FolderBlobStore:
 
     def names(self) -> Iterator[Blob]:
         """See `BlobStore.names`."""
-        for shard in sorted(self._blobs.iterdir()):
-            with store_errors(shard), os.scandir(shard) as entries:
-                found = [entry for entry in entries if _NAME.fullmatch(entry.name)]
-            for entry in found:
-                with contextlib.suppress(FileNotFoundError):
-                    yield Blob(entry.name, entry.stat(follow_symlinks=False).st_size)
+        with store_errors(self._shards.root):
+            yield from (Blob(name, size) for name, size in self._shards.files())
+
+    def strangers(self) -> Iterator[str]:
+        """See `BlobStore.strangers`."""
+        with store_errors(self._shards.root):
+            return iter(self._shards.strangers())
 
     def check(self) -> None:
         """See `BlobStore.check`."""
@@ -346,10 +350,22 @@ class FolderBlobStore:
     def _name(self, fd: int, file: Path, blob: Blob) -> None:
         """From here on the blob is there for all."""
         os.fchmod(fd, 0o444)
-        file.rename(self._place(blob.sha256))
+        try:
+            file.rename(self._place(blob.sha256))
+        except IsADirectoryError:
+            self._shards.clear(blob.sha256)
+            file.rename(self._place(blob.sha256))
+
+    def _put_together(self, contents: Mapping[str, bytes]) -> None:
+        try:
+            self._batches.put(contents)
+        except IsADirectoryError:
+            for name in contents:
+                self._shards.clear(name)
+            self._batches.put(contents)
 
     def _place(self, sha256: str) -> Path:
-        return self._blobs / sha256[:2] / sha256
+        return self._shards.place(sha256)
 
     def _write(self, fd: int, source: Readable, size: int | None, limit: int | None) -> Blob:
         """Bring a source to the device; what the device gives back."""
@@ -388,7 +404,8 @@ class FolderBlobStore:
 
     def _remove_abandoned_parts(self) -> None:
         for part in self._parts.iterdir():
-            with contextlib.suppress(FileNotFoundError):
+            # A folder is nobody's part.
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     if locked(fd):
@@ -399,7 +416,7 @@ class FolderBlobStore:
 
 def checked_name(sha256: str) -> str:
     """``sha256``, if a blob can have that name. Raises `BlobNotFound`."""
-    if not _NAME.fullmatch(sha256):
+    if not NAME.fullmatch(sha256):
         raise BlobNotFound(f"{sha256[:80]!r} is not a blob's name (64 lower-case hex digits)")
     return sha256
 
@@ -425,6 +442,10 @@ def check_stored(sha256: str, found: Blob) -> None:
     """Raise `ReadBackMismatch` where a blob's bytes are not those of its name any more."""
     if found.sha256 != sha256:
         raise ReadBackMismatch(f"blob {sha256} is damaged: its {found.size} bytes have {found.sha256}")
+
+
+def _in_its_place(sha256: str) -> ReadBackMismatch:
+    return ReadBackMismatch(f"blob {sha256} is damaged: what lies in its place is no file")
 
 
 def pieces(source: Readable) -> Iterator[memoryview]:

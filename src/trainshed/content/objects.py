@@ -53,6 +53,7 @@ from trainshed.content.blobs import (
     pieces,
 )
 from trainshed.content.proofs import BUFFER_BYTES
+from trainshed.content.shards import NAME
 
 PART_BYTES = 8 << 20
 """Up to here one request stores a blob; what is larger goes in parts of at least this size."""
@@ -170,6 +171,18 @@ class ObjectBlobStore:
         there = self._asking.map(self.exists, asked)
         return [name for name, found in zip(asked, there, strict=True) if not found]
 
+    def unlike(self, sizes: Mapping[str, int]) -> list[str]:
+        """See `BlobStore.unlike`; asks for many at once."""
+
+        def length(name: str) -> int | None:
+            try:
+                return self.size(name)
+            except BlobNotFound:
+                return None
+
+        found = self._asking.map(length, sizes)
+        return [name for name, length in zip(sizes, found, strict=True) if length != sizes[name]]
+
     def delete(self, sha256: str) -> bool:
         """See `BlobStore.delete`. Stores do not tell whether there was something, so it is asked first."""
         there = self.exists(sha256)
@@ -186,12 +199,13 @@ class ObjectBlobStore:
 
     def names(self) -> Iterator[Blob]:
         """See `BlobStore.names`."""
-        with self._errors():
-            for batch in self._store.list(_PREFIX, chunk_size=1000):
-                for entry in batch:
-                    name = entry["path"].rpartition("/")[2]
-                    with contextlib.suppress(BlobNotFound):
-                        yield Blob(checked_name(name), entry["size"])
+        for key, size in self._keys():
+            if (name := _name_in(key)) is not None:
+                yield Blob(name, size)
+
+    def strangers(self) -> Iterator[str]:
+        """See `BlobStore.strangers`."""
+        return iter(sorted(key for key, _ in self._keys() if _name_in(key) is None))
 
     def check(self) -> None:
         """See `BlobStore.check`; stores, reads and removes a small object."""
@@ -288,6 +302,13 @@ class ObjectBlobStore:
     def _chunks(self, found: Any, sha256: str) -> Iterator[bytes]:
         with self._errors(absent=sha256):
             yield from found.stream(BUFFER_BYTES)
+
+    def _keys(self) -> Iterator[tuple[str, int]]:
+        """Every key below the blobs' prefix, from there on, and the length of its object."""
+        with self._errors():
+            for batch in self._store.list(_PREFIX, chunk_size=1000):
+                for entry in batch:
+                    yield entry["path"].partition(f"{_PREFIX}/")[2], entry["size"]
 
     @contextlib.contextmanager
     def _errors(self, *, absent: str | None = None) -> Iterator[None]:
@@ -387,6 +408,12 @@ class _SourceFailed(BaseException):
 
 def _key(sha256: str) -> str:
     return f"{_PREFIX}/{checked_name(sha256)[:2]}/{sha256}"
+
+
+def _name_in(key: str) -> str | None:
+    """The blob that lies at a key below the prefix, if it is one."""
+    name = key.rpartition("/")[2]
+    return name if NAME.fullmatch(name) and key == f"{name[:2]}/{name}" else None
 
 
 def _bounded(source: Readable, size: int | None, limit: int | None) -> Iterator[bytes]:

@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One blob or manifest that is not as it was published."""
+    """One blob or manifest that is not as it was stored."""
 
     sha256: str
     problem: str
@@ -58,8 +58,20 @@ class Step:
 
     place: Place
     damage: Damage | None = None
+    stranger: str | None = None
+    """What lies among the blobs and is none; no damage, but nothing of ours either."""
     reading: int = 0
     """Bytes of the blob that is being read now; it begins anew where somebody goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOut:
+    """What `take_out` did."""
+
+    damaged: bool
+    """The bytes were damaged, or gone; neither they nor their row are there now."""
+    corrected: bool = False
+    """They are right, and the row said another size."""
 
 
 @dataclass(slots=True)
@@ -108,7 +120,18 @@ class Verification:
             place = yield from self._all_blobs(place)
             place = replace(place, part="manifests", after="")
             yield Step(place)
-        yield from self._all_manifests(place)
+        if place.part == "manifests":
+            place = yield from self._all_manifests(place)
+            place = replace(place, part="strangers", after="")
+            yield Step(place)
+        if self._scope.everything:
+            yield from self._all_strangers(place)
+
+    def _all_strangers(self, place: Place) -> Iterator[Step]:
+        for stranger in self._blobs.strangers():
+            if stranger > place.after:
+                place = replace(place, after=stranger)
+                yield Step(place, stranger=stranger)
 
     def _all_blobs(self, place: Place) -> Generator[Step, None, Place]:
         told = time.monotonic()
@@ -155,6 +178,9 @@ class Verification:
         except BlobNotFound:
             yield "missing", "its bytes are gone"
             return
+        except DigestMismatch as error:
+            yield "changed", str(error)
+            return
         except (BlobError, OSError) as error:
             yield "unreadable", f"it cannot be read: {error}"
             return
@@ -163,12 +189,12 @@ class Verification:
         elif done != size:
             yield "changed", f"it has {done} bytes and is recorded with {size}"
 
-    def _all_manifests(self, place: Place) -> Iterator[Step]:
+    def _all_manifests(self, place: Place) -> Generator[Step, None, Place]:
         while True:
             with self._database.read() as connection:
                 some = holders.manifests_after(connection, self._scope, place.after, _AT_ONCE)
             if not some:
-                return
+                return place
             for sha256, kind in some:
                 problem = self._manifest_problem(sha256, kind)
                 damage = self._damage(sha256, "manifest", problem) if problem else None
@@ -229,7 +255,7 @@ class Verification:
 def advice_for(problem: str, affected: Holders) -> str:
     """What to do about a damage, in a sentence."""
     if not affected.any:
-        return "Nothing needs it; it will be collected."
+        return "Nothing needs it: it will be collected, and --repair takes it out at once."
     named = next(iter([*affected.versions.shown, *affected.revisions.shown]), "what needs it")
     if problem == "manifest":
         return f"Publish {named} again; if it stays so, restore the database from a backup."
@@ -253,34 +279,41 @@ def _forget_cached(reader: BlobReader) -> None:
             return
 
 
-def take_out(database: Database, blobs: BlobStore, sha256: str, clock: Callable[[], float]) -> bool:
-    """Remove the bytes of a blob if they are damaged, so that publishing sends them; whether they were.
+def take_out(database: Database, blobs: BlobStore, sha256: str, clock: Callable[[], float]) -> TakenOut:
+    """Remove the bytes of a blob if they are damaged, so that publishing sends them; what was done.
 
     Its row goes with them: whoever publishes what holds it is told that it is missing. Nobody can store it
-    meanwhile. Raises `Refusal` ``BLOB_NOT_FOUND``, ``BLOB_BEING_DELETED``, ``RESOURCE_IN_USE`` where a
-    program produced it and nobody could send it again, and what the store raises.
+    meanwhile. Bytes that are right correct a row that says another size. Raises `Refusal` ``BLOB_NOT_FOUND``,
+    ``BLOB_BEING_DELETED``, ``RESOURCE_IN_USE`` where a program produced what is damaged and nobody could send
+    it again, and what the store raises.
     """
     with database.read() as connection:
         recorded = holders.still_recorded(connection, sha256)
         affected = holders.holders_of(connection, sha256)
     if not recorded and not affected.any:
         raise Refusal.of("BLOB_NOT_FOUND", f"there is no blob {sha256}", path="sha256")
-    if affected.any and not affected.can_be_published_again:
-        said = "a program produced it, so nobody could send it again; restore it from a backup"
-        raise Refusal.of("RESOURCE_IN_USE", said, path="sha256")
+    irreplaceable = affected.any and not affected.can_be_published_again
     if not recorded:
-        return True
+        if irreplaceable:
+            raise _irreplaceable()
+        return TakenOut(damaged=True)
     mark = clock()
     if not database.write(lambda c: holders.seize(c, sha256, at=mark)):
         raise Refusal.of("BLOB_BEING_DELETED", f"blob {sha256} is being removed", path="sha256")
-    damaged = False
+    gone, size = False, None
     try:
-        blobs.verify(sha256)
-    except BlobNotFound:
-        damaged = True
-    except DigestMismatch:
-        damaged = blobs.delete(sha256) or True
+        try:
+            size = blobs.verify(sha256).size
+        except (BlobNotFound, DigestMismatch) as error:
+            if irreplaceable:
+                raise _irreplaceable() from error
+            blobs.delete(sha256)
+            gone = True
     finally:
-        gone = damaged
-        database.write(lambda c: holders.release(c, sha256, mark=mark, gone=gone))
-    return damaged
+        corrected = database.write(lambda c: holders.release(c, sha256, mark=mark, gone=gone, size=size))
+    return TakenOut(damaged=gone, corrected=corrected)
+
+
+def _irreplaceable() -> Refusal:
+    said = "a program produced it, so nobody could send it again; restore it from a backup"
+    return Refusal.of("RESOURCE_IN_USE", said, path="sha256")

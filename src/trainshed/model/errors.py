@@ -108,6 +108,11 @@ CODES: Mapping[str, Code] = {
         ),
         Code("INVALID_CONTENT", 422, "Correct the files or keys named, then publish again."),
         Code("CONTENT_HASH_MISMATCH", 409, "The bytes are not those of the digest; publish again."),
+        Code(
+            "CONTENT_DAMAGED",
+            409,
+            "`trainshed content verify` finds all of the damage; publish it again, or restore it.",
+        ),
         Code("CONTENT_VERSION_EXISTS", 409, "Publish changed content under a new version."),
         Code("CONTENT_QUOTA_EXCEEDED", 409, "Withdraw content, or ask an admin for a larger quota."),
         Code("UPLOAD_OFFSET_MISMATCH", 409, "Go on from the offset in the answer."),

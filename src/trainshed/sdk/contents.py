@@ -21,7 +21,14 @@ from trainshed.sdk.content_objects import (
     content,
     content_version,
 )
-from trainshed.sdk.errors import ConfigurationError, IntegrityError, InvalidAnswer, LocalFileError, NotFound
+from trainshed.sdk.errors import (
+    DAMAGED_HINT,
+    ConfigurationError,
+    IntegrityError,
+    InvalidAnswer,
+    LocalFileError,
+    NotFound,
+)
 from trainshed.sdk.transport import Transport, route
 
 if TYPE_CHECKING:
@@ -106,7 +113,7 @@ class Contents:
         if (found := hashlib.sha256(data).hexdigest()) != version.manifest_sha256:
             raise IntegrityError(
                 f"the manifest of {version.uri} has SHA-256 {found}, not {version.manifest_sha256}",
-                hint="Download it again; if it stays so, the stored manifest is damaged.",
+                hint=DAMAGED_HINT,
             )
         return data
 

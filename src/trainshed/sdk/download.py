@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from trainshed.sdk.errors import IntegrityError, LocalFileError, TrainshedError, UnsafeName
+from trainshed.sdk.errors import DAMAGED_HINT, IntegrityError, LocalFileError, TrainshedError, UnsafeName
 from trainshed.sdk.objects import Artifact
 from trainshed.sdk.transport import ByteAnswer, Transport, route
 
@@ -211,7 +211,7 @@ def _fetch(
             raise IntegrityError(
                 f"{source.name}: got {size} bytes with SHA-256 {found}, "
                 f"announced were {source.size} bytes with {source.sha256 or 'no digest'}",
-                hint="Download it again; if it stays so, the stored bytes are damaged.",
+                hint=DAMAGED_HINT,
             )
         set_mode(source, descriptor)
         os.fsync(descriptor)

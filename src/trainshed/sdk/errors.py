@@ -193,6 +193,10 @@ class ServerUnavailable(ApiError):
     again = True
 
 
+DAMAGED_HINT = (
+    "Download it again; if it stays so, the stored bytes are damaged. An administrator finds that with "
+    "`trainshed content verify`, and mends with --repair what can be published again."
+)
 _BY_STATUS: Mapping[int, type[ApiError]] = {
     401: NotAuthenticated,
     403: PermissionRefused,

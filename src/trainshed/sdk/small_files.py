@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainshed.sdk.download import Source, in_the_way, open_parent, open_part, set_mode
-from trainshed.sdk.errors import LocalFileError, NotFound, ServerUnavailable, TrainshedError
+from trainshed.sdk.errors import Conflict, LocalFileError, NotFound, ServerUnavailable, TrainshedError
 from trainshed.sdk.transport import Transport
 
 SMALL_BYTES = 64 << 10
@@ -21,6 +21,8 @@ MAX_THREADS = 8
 _BATCH = 128
 _BATCH_BYTES = 4 << 20
 _GROUP = 32
+_ONE_BY_ONE = frozenset({"CONTENT_DAMAGED", "STORAGE_UNAVAILABLE", "NOT_FOUND", "METHOD_NOT_ALLOWED"})
+"""One of them may be meant; and an older server knows no such route."""
 _RECORD = re.compile(rb"([0-9a-f]{64}) ([0-9]{1,9})\n")
 
 
@@ -77,9 +79,8 @@ class SmallFiles:
         try:
             digests = list(dict.fromkeys(source.sha256 for source in wanted))
             found = _proved(self.transport.ask_bytes(self.where, {"sha256": digests}))
-        except (ServerUnavailable, NotFound) as error:
-            # An older server knows no such route.
-            if error.code not in {"STORAGE_UNAVAILABLE", "NOT_FOUND", "METHOD_NOT_ALLOWED"}:
+        except (ServerUnavailable, NotFound, Conflict) as error:
+            if error.code not in _ONE_BY_ONE:
                 raise
             return wanted
         here: list[Source] = []

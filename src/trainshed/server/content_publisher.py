@@ -19,7 +19,7 @@ from trainshed.model.recipe import Recipe, recipe_from_about
 from trainshed.model.strict_json import canonical_json
 from trainshed.server.bodies import Body
 from trainshed.server.storage import record_stored
-from trainshed.store import access, contents, manifests, possession
+from trainshed.store import access, contents, holders, possession
 from trainshed.store.contents import Release
 from trainshed.store.database import Connection, Database
 from trainshed.store.namespaces import holder_of
@@ -79,7 +79,7 @@ def publish(
         if known is None and wanted.bytes is not None:
             holder = holder_of(connection, principal, name)
             check_quota(connection, holder, wanted.manifest_sha256, wanted.bytes)
-    if known is not None and _lost(database, blobs, wanted.manifest_sha256):
+    if known is not None and _lost(database, blobs, wanted.manifest_sha256, known[1]):
         # Looked at as if it were new, which says what to send again.
         known = None
     if known is not None:
@@ -191,16 +191,17 @@ def _stored_manifest(
         raise _missing([digest], 1, "the manifest's bytes are gone; send it again") from None
 
 
-def _lost(database: Database, blobs: BlobStore, manifest_sha256: str) -> bool:
-    """Whether bytes of a known manifest are gone from the store, whatever the rows say.
+def _lost(database: Database, blobs: BlobStore, manifest_sha256: str, manifest_bytes: int) -> bool:
+    """Whether bytes of a known manifest are gone from the store or cut off, whatever the rows say.
 
     A remote store is asked for the manifest alone: publishing what did not change shall stay quick.
     """
-    names = [manifest_sha256]
+    sizes: dict[str, int | None] = {manifest_sha256: manifest_bytes}
     if isinstance(blobs, FolderBlobStore):
         with database.read() as connection:
-            names += manifests.blobs_of(connection, manifest_sha256)
-    return bool(blobs.missing(names))
+            sizes |= holders.held_by(connection, manifest_sha256)
+    recorded = {name: size for name, size in sizes.items() if size is not None}
+    return len(recorded) < len(sizes) or bool(blobs.unlike(recorded))
 
 
 def _check_blobs(
@@ -225,7 +226,7 @@ def _check_blobs(
                     faults.add("manifest.files", "INVALID_CONTENT", message)
     faults.raise_if_any()
     if not absent and (len(names) <= _MOST_ASKED_REMOTELY or isinstance(blobs, FolderBlobStore)):
-        gone = blobs.missing(names)
+        gone = blobs.unlike(manifest.blobs)
         missing, absent = gone[:_SHOWN], len(gone)
     if absent:
         raise _missing(missing, absent, f"{absent} of the {len(names)} blobs are not stored; upload them")

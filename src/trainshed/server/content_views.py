@@ -7,13 +7,16 @@ from typing import Any
 
 from starlette.responses import Response
 
-from trainshed.content.blobs import BlobNotFound
+from trainshed.content.blobs import BlobNotFound, DigestMismatch
 from trainshed.content.trees import StoredTree
 from trainshed.control.references import list_hint, unknown_version
 from trainshed.model.access import Permission
 from trainshed.model.content import VERSION, ContentFile, ContentKind, ContentUri, plain_ref
 from trainshed.model.errors import Refusal
+from trainshed.model.manifests import ManifestFault
 from trainshed.model.selectors import name_part_fault
+from trainshed.server import damage
+from trainshed.server.damage import Hit
 from trainshed.server.documents import Param
 from trainshed.server.endpoints import Call
 from trainshed.server.pages import cut_page, open_cursor, page_limit
@@ -126,11 +129,18 @@ def readable_version(
 
 
 def stored_tree(call: Call, version: ContentVersion) -> StoredTree:
-    """The files of a version; raises `Refusal` ``STORAGE_UNAVAILABLE``."""
+    """The files of a version; raises `Refusal` ``CONTENT_DAMAGED``."""
+    return read_tree(call, version.manifest_sha256, damage.of_version(call.services.blobs, version))
+
+
+def read_tree(call: Call, manifest_sha256: str, hit: Hit) -> StoredTree:
+    """The files of a stored manifest; raises `Refusal` ``CONTENT_DAMAGED``."""
     try:
-        return StoredTree(call.services.blobs, version.manifest_sha256)
+        return StoredTree(call.services.blobs, manifest_sha256)
     except BlobNotFound:
-        raise Refusal.of("STORAGE_UNAVAILABLE", f"the manifest of {version.uri} is missing") from None
+        raise hit.refusal(f"its stored bytes are gone (blob {manifest_sha256})") from None
+    except (DigestMismatch, ManifestFault) as error:
+        raise hit.refusal(str(error)) from None
 
 
 def content_item(row: Listed) -> shapes.ContentItem:
@@ -157,22 +167,16 @@ def content_bytes(
     call: Call,
     sha256: str,
     size: int | None,
+    hit: Hit,
     extra: dict[str, str] | None = None,
     media_type: str = "application/octet-stream",
 ) -> Response:
+    """A stored blob, or the range of it that is asked for; raises as ``hit`` does where it is damaged."""
     blobs = call.services.blobs
-    try:
-        stored = blobs.size(sha256)
-    except BlobNotFound:
-        raise Refusal.of("STORAGE_UNAVAILABLE", f"the stored bytes of blob {sha256} are missing") from None
-    if size is not None and size != stored:
-        raise Refusal.of(
-            "STORAGE_UNAVAILABLE", f"blob {sha256} has {stored} bytes, not {size}: it is damaged"
-        )
     return download(
         call.request.headers,
         sha256=sha256,
-        size=stored,
+        size=hit.size(blobs, sha256, size),
         head=call.head,
         chunks=lambda start, length: blob_chunks(blobs, sha256, start, length),
         media_type=media_type,
@@ -180,17 +184,16 @@ def content_bytes(
     )
 
 
-def whole_blob(call: Call, sha256: str, size: int) -> bytes:
-    """All bytes of a small blob; raises `Refusal` ``STORAGE_UNAVAILABLE`` where there are not so many."""
+def whole_blob(call: Call, sha256: str, size: int, hit: Hit) -> bytes:
+    """All bytes of a small blob; raises as ``hit`` does where there are not so many."""
     try:
         with call.services.blobs.open(sha256) as reader:
             data = b"".join(reader.chunks())
-    except BlobNotFound:
-        raise Refusal.of("STORAGE_UNAVAILABLE", f"the stored bytes of blob {sha256} are missing") from None
-    if len(data) != size:
-        raise Refusal.of(
-            "STORAGE_UNAVAILABLE", f"blob {sha256} has {len(data)} bytes, not {size}: it is damaged"
-        )
+    except (BlobNotFound, DigestMismatch):
+        data = b""
+    if len(data) != size or not data:
+        # Asks once more, and says what it is.
+        hit.size(call.services.blobs, sha256, size)
     return data
 
 

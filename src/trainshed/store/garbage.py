@@ -283,7 +283,9 @@ def unrecorded(connection: Connection, names: Collection[str]) -> set[str]:
 def adopt(connection: Connection, sizes: Mapping[str, int], *, at: float) -> int:
     """Record stored blobs, SHA-256 -> size, that have no row, as used now; how many.
 
-    They were left by a crash between storing and recording. From now on they are as any other.
+    They were left by a crash between storing and recording, or put there by hand. Nobody has read them, so
+    the sizes prove nothing: whoever sends the right bytes corrects them (`trainshed.store.queue.put_blobs`),
+    and until somebody does, nobody may name them.
     """
     new = unrecorded(connection, sizes)
     rows = [{"sha256": name, "size": sizes[name], "created_at": at, "touched_at": at} for name in sorted(new)]

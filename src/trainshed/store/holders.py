@@ -270,6 +270,13 @@ _RELEASE = (
     .where(blobs.c.sha256 == _NAME, blobs.c.deleting_at == bindparam("mark"))
     .values(deleting_at=None)
 )
+_CORRECT = (
+    update(blobs)
+    .where(
+        blobs.c.sha256 == _NAME, blobs.c.deleting_at == bindparam("mark"), blobs.c.size != bindparam("proved")
+    )
+    .values(size=bindparam("proved"))
+)
 _DROP = delete(blobs).where(blobs.c.sha256 == _NAME, blobs.c.deleting_at == bindparam("mark"))
 
 
@@ -278,11 +285,17 @@ def seize(connection: Connection, sha256: str, *, at: float) -> bool:
     return connection.execute(_SEIZE, {"name": sha256, "at": at}).rowcount > 0
 
 
-def release(connection: Connection, sha256: str, *, mark: float, gone: bool) -> None:
+def release(connection: Connection, sha256: str, *, mark: float, gone: bool, size: int | None = None) -> bool:
     """Take the mark of `seize` back, or the row away whose bytes are ``gone``.
 
-    A collector that finds a mark left takes it back from a blob that is needed.
+    ``size`` is that of bytes that were hashed and are right; answers whether the row said another. A
+    collector that finds a mark left takes it back from a blob that is needed.
     """
+    corrected = False
+    if size is not None:
+        asked = {"name": sha256, "mark": mark, "proved": size}
+        corrected = connection.execute(_CORRECT, asked).rowcount > 0
     connection.execute(_DROP if gone else _RELEASE, {"name": sha256, "mark": mark})
     if gone:
         possession.forget(connection, [sha256])
+    return corrected

@@ -49,11 +49,6 @@ def put_manifest(
     return True
 
 
-def blobs_of(connection: Connection, sha256: str) -> list[str]:
-    """Every blob that a manifest holds, its own bytes too where they are stored."""
-    return list(connection.execute(_BLOBS, {"wanted": sha256}).scalars())
-
-
 def prepare_manifest(
     connection: Connection, sha256: str, kind: str, size: int, some: Collection[str], *, at: float
 ) -> None:

@@ -63,7 +63,10 @@ _ATTEMPTS = (
     .where(attempts.c.trial_id.in_(_WANTED))
     .order_by(attempts.c.number)
 )
-_BLOBS = select(blobs.c.sha256, blobs.c.touched_at, blobs.c.deleting_at).where(blobs.c.sha256.in_(_WANTED))
+_BLOBS = select(blobs.c.sha256, blobs.c.size, blobs.c.touched_at, blobs.c.deleting_at).where(
+    blobs.c.sha256.in_(_WANTED)
+)
+_CORRECT_SIZE = update(blobs).where(blobs.c.sha256 == bindparam("name")).values(size=bindparam("proved"))
 _USABLE_BLOBS = select(blobs.c.sha256).where(blobs.c.sha256.in_(_WANTED), blobs.c.deleting_at.is_(None))
 _TOUCH_BLOBS = (
     update(blobs)
@@ -160,6 +163,9 @@ def put_blobs(
 ) -> None:
     """Record stored blobs, SHA-256 -> size, as used now; collecting garbage leaves them alone for a while.
 
+    The sizes are those of bytes that were hashed and read back: where a row says otherwise, it was written
+    by somebody who had only looked (`trainshed.store.garbage.adopt`), and is corrected.
+
     ``sender`` is the project that sent every byte of them: from now on it may name them. What a program or
     this server made was sent by nobody.
 
@@ -176,6 +182,8 @@ def put_blobs(
     ]
     if new:
         connection.execute(insert(blobs), new)
+    if wrong := sorted(sha256 for sha256, size in usable.items() if size != sizes[sha256]):
+        connection.execute(_CORRECT_SIZE, [{"name": sha256, "proved": sizes[sha256]} for sha256 in wrong])
     if sender is not None:
         prove(connection, sender, sizes)
 
@@ -186,7 +194,7 @@ def touch_blobs(connection: Connection, names: Collection[str], *, at: float) ->
     The others are not recorded, or their bytes are being removed. What was touched less than
     `TOUCH_SECONDS` ago is left as it is: a blob that thousands use costs one write a minute.
     """
-    return _use_blobs(connection, list(names), at)[0]
+    return set(_use_blobs(connection, list(names), at)[0])
 
 
 def untouched_blobs(connection: Connection, names: Collection[str], *, at: float) -> tuple[set[str], bool]:
@@ -196,19 +204,19 @@ def untouched_blobs(connection: Connection, names: Collection[str], *, at: float
     return set(usable), any(touched < at - TOUCH_SECONDS for touched in usable.values())
 
 
-def _use_blobs(connection: Connection, names: list[str], at: float) -> tuple[set[str], set[str]]:
-    """Touch what may be counted on; those, and those that are being removed."""
+def _use_blobs(connection: Connection, names: list[str], at: float) -> tuple[dict[str, int], set[str]]:
+    """Touch what may be counted on; those with their recorded sizes, and those that are being removed."""
     rows = connection.execute(_BLOBS, {"wanted": names}).all()
-    usable = {row.sha256 for row in rows if row.deleting_at is None}
-    going = {row.sha256 for row in rows} - usable
+    usable = {row.sha256: row.size for row in rows if row.deleting_at is None}
+    going = {row.sha256 for row in rows} - usable.keys()
     stale = [
         row.sha256 for row in rows if (row.touched_at or 0.0) < at - TOUCH_SECONDS and row.sha256 in usable
     ]
     if stale and connection.execute(_TOUCH_BLOBS, {"wanted": stale, "at": at}).rowcount < len(stale):
         # A collector marked some of them since they were read.
         still = set(connection.execute(_USABLE_BLOBS, {"wanted": stale}).scalars())
-        lost = set(stale) - still
-        usable, going = usable - lost, going | lost
+        going |= set(stale) - still
+        usable = {sha256: size for sha256, size in usable.items() if sha256 not in going}
     return usable, going
 
 

@@ -7,8 +7,10 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from trainshed.content.blobs import BlobNotFound, BlobStore
+from trainshed.content.blobs import BlobStore
 from trainshed.model.errors import Refusal
+from trainshed.server import damage
+from trainshed.server.damage import Hit
 from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.pages import MAX_PAGE, cut_page, open_cursor, page_limit
@@ -65,33 +67,37 @@ def list_artifacts(call: Call, trial_id: str) -> Page[shapes.Artifact]:
             206: "The range asked for.",
         },
         plain_answers={304: "The caller has it already.", 416: "The range lies outside the content."},
-        refuses=("TRIAL_NOT_FOUND", "ARTIFACT_NOT_FOUND", "ARTIFACT_NOT_READY", "STORAGE_UNAVAILABLE"),
+        refuses=(
+            "TRIAL_NOT_FOUND",
+            "ARTIFACT_NOT_FOUND",
+            "ARTIFACT_NOT_READY",
+            "CONTENT_DAMAGED",
+            "STORAGE_UNAVAILABLE",
+        ),
         content="application/octet-stream",
     ),
 )
 def download_artifact(call: Call, trial_id: str, artifact_id: str) -> Response:
     """The bytes, directly; one byte range may be asked for."""
     with call.services.database.read() as connection:
-        store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
+        trial = store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
         artifact = store.get_artifact(connection, trial_id, artifact_id)
     sha256 = artifact.sha256
     if artifact.upload_state != "uploaded" or sha256 is None:
         raise Refusal.of(
             "ARTIFACT_NOT_READY", f"its upload_state is `{artifact.upload_state}`", path="artifact_id"
         )
-    return stored_file(call, sha256, artifact.name, "Artifact")
+    hit = damage.of_output("Trial", artifact.name, trial.job_id)
+    return stored_file(call, sha256, artifact.size, artifact.name, hit)
 
 
-def stored_file(call: Call, sha256: str, path: str, noun: str) -> Response:
-    """The bytes of a stored file, or the range of them that is asked for, under its name.
+def stored_file(call: Call, sha256: str, expected: int, path: str, hit: Hit) -> Response:
+    """The ``expected`` bytes of a stored file, or the range of them that is asked for, under its name.
 
-    Raises `Refusal` ``STORAGE_UNAVAILABLE`` where the bytes of this ``noun`` are missing.
+    Raises `Refusal` as ``hit`` does where they are damaged.
     """
     blobs = call.services.blobs
-    try:
-        size = blobs.size(sha256)
-    except BlobNotFound:
-        raise Refusal.of("STORAGE_UNAVAILABLE", f"the stored bytes of this {noun} are missing") from None
+    size = hit.size(blobs, sha256, expected)
     name = quote(path.rsplit("/", 1)[-1])
     return download(
         call.request.headers,

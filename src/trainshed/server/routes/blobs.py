@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
 from trainshed.content.blobs import (
     Blob,
-    BlobNotFound,
     BlobTooLarge,
     DigestMismatch,
     ReadBackMismatch,
@@ -75,10 +74,10 @@ def ask_missing(call: Call) -> shapes.MissingAnswer:
     elif not all(_SHA256.fullmatch(digest) for digest in asked):
         body.fault("sha256", "each must be 64 lower-case hex digits")
     body.finish()
-    usable = _usable(call, list(dict.fromkeys(asked)))
-    # What is recorded and gone is asked for again, which heals it.
-    gone = set(call.services.blobs.missing(usable))
-    missing = [digest for digest in dict.fromkeys(asked) if digest not in usable or digest in gone]
+    sizes = _usable(call, list(dict.fromkeys(asked)))
+    # What is recorded and gone, or cut off, is asked for again, which heals it.
+    lost = set(call.services.blobs.unlike(sizes))
+    missing = [digest for digest in dict.fromkeys(asked) if digest not in sizes or digest in lost]
     return shapes.MissingAnswer(missing=missing, max_blob_bytes=call.services.bodies.blob)
 
 
@@ -223,13 +222,15 @@ def _numbers(call: Call) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _usable(call: Call, names: list[str]) -> set[str]:
-    """Those that the project may count on, and that garbage collection leaves alone from now on."""
+def _usable(call: Call, names: list[str]) -> dict[str, int]:
+    """Those that the project may count on, with their sizes; garbage collection leaves them alone now."""
     database, at = call.services.database, call.now
     with database.read() as connection:
-        proved = possession.proved(connection, call.project, names)
-        usable, stale = queue.untouched_blobs(connection, proved, at=at)
-    return database.write(lambda c: queue.touch_blobs(c, proved, at=at)) if stale else usable
+        sizes = possession.sizes(connection, call.project, names)
+        usable, stale = queue.untouched_blobs(connection, sizes, at=at)
+    if stale:
+        usable = database.write(lambda c: queue.touch_blobs(c, sizes, at=at))
+    return {name: size for name, size in sizes.items() if name in usable}
 
 
 def _record(call: Call, sizes: Mapping[str, int]) -> None:
@@ -254,12 +255,10 @@ def _check_room(call: Call, sizes: Mapping[str, int]) -> None:
 
 def _stored(call: Call, sha256: str) -> shapes.BlobUpload | None:
     """The end of an upload that is not needed: the project sent the blob before and it is there."""
-    if not _usable(call, [sha256]):
+    sizes = _usable(call, [sha256])
+    if not sizes or call.services.blobs.unlike(sizes):
         return None
-    with suppress(BlobNotFound):
-        size = call.services.blobs.size(sha256)
-        return shapes.BlobUpload(sha256=sha256, offset=size, size=size, stored=True)
-    return None
+    return shapes.BlobUpload(sha256=sha256, offset=sizes[sha256], size=sizes[sha256], stored=True)
 
 
 @contextmanager

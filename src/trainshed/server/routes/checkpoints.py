@@ -12,6 +12,7 @@ from trainshed.control.checkpoints import delete_checkpoint, pin_checkpoint
 from trainshed.model.access import Permission
 from trainshed.model.checkpoints import checkpoint_uri, parse_checkpoint_ref
 from trainshed.model.errors import Refusal
+from trainshed.server import damage
 from trainshed.server.documents import CURSOR, LIMIT, Param
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.pages import cut_page, open_cursor, page_limit
@@ -188,7 +189,7 @@ def _selected(call: Call) -> Checkpoint:
             206: "The range asked for.",
         },
         plain_answers={304: "The caller has it already.", 416: "The range lies outside the content."},
-        refuses=("URL_EXPIRED", "CHECKPOINT_NOT_FOUND", "STORAGE_UNAVAILABLE"),
+        refuses=("URL_EXPIRED", "CHECKPOINT_NOT_FOUND", "CONTENT_DAMAGED", "STORAGE_UNAVAILABLE"),
         content="application/octet-stream",
     ),
 )
@@ -199,9 +200,11 @@ def download_file(call: Call, checkpoint_id: str, path: str) -> Response:
         if not access.is_valid(connection, key_id, at=call.now):
             raise expired("the key that asked for this URL was revoked or has expired")
         file = store.find_file(connection, checkpoint_id, path)
-    if file is None:
+        found = store.by_ids(connection, [checkpoint_id]).get(checkpoint_id)
+    if file is None or found is None:
         raise store.not_found(checkpoint_id)
-    return stored_file(call, file.sha256, file.name, "Checkpoint")
+    hit = damage.of_output("Checkpoint", file.name, found.job_id)
+    return stored_file(call, file.sha256, file.size, file.name, hit)
 
 
 @routes.get(

@@ -154,7 +154,8 @@ def verify(call: Call) -> Response:
     """Reads every byte again and compares it with its digest and with the manifests, as a stream of events.
 
     The id of each event goes on behind it, after a lost connection or on another day. The last event, of type
-    `end`, counts what was checked and what is damaged. Everything, and single blobs, with the owner key only.
+    `end`, counts what was checked and what is damaged. What lies among the blobs and is none is told by its
+    `place`, where everything is looked at. Everything, and single blobs, with the owner key only.
     """
     rate = _rate(call.query.get("mb_per_second"))
     scope = _scope(call, call.query.get("target"))
@@ -175,14 +176,14 @@ def verify(call: Call) -> Response:
 def take_blob_out(call: Call, sha256: str) -> shapes.TakenOut:
     """So that publishing again sends its bytes. An intact copy stays, and one that nobody could send again.
 
-    Owner key only.
+    What is intact corrects a record that says another size. Owner key only.
     """
     _owner_only(call, "the blobs of all projects")
     services = call.services
     if not _SHA256.fullmatch(sha256):
         raise Refusal.of("BLOB_NOT_FOUND", "a blob is named by 64 lower-case hex digits", path="sha256")
-    damaged = take_out(services.database, services.blobs, sha256, services.clock)
-    return shapes.TakenOut(sha256=sha256, damaged=damaged)
+    done = take_out(services.database, services.blobs, sha256, services.clock)
+    return shapes.TakenOut(sha256=sha256, damaged=done.damaged, corrected=done.corrected)
 
 
 def _owner_only(call: Call, what: str) -> None:
@@ -351,5 +352,7 @@ def _message(cursor: str, step: Step, total: dict[str, int]) -> Message:
     if step.damage is not None:
         damage = asdict(step.damage)
         document |= {**damage, "type": "damage"}
+    elif step.stranger is not None:
+        document |= {"place": step.stranger, "type": "stranger"}
     event = shapes.VerifyEvent.model_validate(document)
     return Message(event.model_dump_json(exclude_none=True).encode(), cursor)

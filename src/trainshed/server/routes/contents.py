@@ -11,6 +11,7 @@ from trainshed.control.references import unknown_version
 from trainshed.model.content import plain_ref
 from trainshed.model.errors import Refusal
 from trainshed.model.selectors import name_part_fault
+from trainshed.server import damage
 from trainshed.server.bodies import Body, visibility_of
 from trainshed.server.content_publisher import publish
 from trainshed.server.content_views import (
@@ -50,7 +51,7 @@ from trainshed.store.records import ContentVersion
 
 routes = Routes("contents")
 
-_BYTES = (*UNKNOWN, "NOT_FOUND", "STORAGE_UNAVAILABLE")
+_BYTES = (*UNKNOWN, "NOT_FOUND", "CONTENT_DAMAGED", "STORAGE_UNAVAILABLE")
 
 
 @routes.get(
@@ -171,7 +172,7 @@ def read_version(
         answer=Page[shapes.ContentFileItem],
         any_of=READ,
         params=(CURSOR, LIMIT),
-        refuses=(*UNKNOWN, "STORAGE_UNAVAILABLE"),
+        refuses=(*UNKNOWN, "CONTENT_DAMAGED", "STORAGE_UNAVAILABLE"),
     ),
 )
 def list_files(
@@ -208,7 +209,8 @@ def read_file(call: Call, kind: str, namespace: str, name: str, version: str, pa
     if file is None:
         raise Refusal.of("NOT_FOUND", f"{found.uri} has no file `{path[:200]}`", path="path")
     disposition = f"attachment; filename*=UTF-8''{quote(path.rsplit('/', 1)[-1])}"
-    return content_bytes(call, file.sha256, file.size, {"Content-Disposition": disposition})
+    hit = damage.of_version(call.services.blobs, found, path=path)
+    return content_bytes(call, file.sha256, file.size, hit, {"Content-Disposition": disposition})
 
 
 @routes.get(
@@ -217,7 +219,7 @@ def read_file(call: Call, kind: str, namespace: str, name: str, version: str, pa
         "Read the manifest of a version",
         any_of=READ,
         params=(RANGE, IF_NONE_MATCH),
-        refuses=(*UNKNOWN, "STORAGE_UNAVAILABLE"),
+        refuses=(*UNKNOWN, "CONTENT_DAMAGED", "STORAGE_UNAVAILABLE"),
         answers={200: "Canonical JSON; its SHA-256 names the content.", 206: "The range asked for."},
         plain_answers={304: "The caller has it already.", 416: "The range lies outside the manifest."},
     ),
@@ -225,7 +227,8 @@ def read_file(call: Call, kind: str, namespace: str, name: str, version: str, pa
 def read_manifest(call: Call, kind: str, namespace: str, name: str, version: str) -> Response:
     """Every file with its size and SHA-256, and what the publisher says."""
     found = _found(call, kind, namespace, name, version)
-    return content_bytes(call, found.manifest_sha256, None, media_type="application/json")
+    hit = damage.of_version(call.services.blobs, found)
+    return content_bytes(call, found.manifest_sha256, None, hit, media_type="application/json")
 
 
 @routes.get(
@@ -247,7 +250,7 @@ def read_blob(call: Call, kind: str, namespace: str, name: str, version: str, sh
         size = store.blob_size(connection, found.manifest_sha256, sha256)
     if size is None:
         raise Refusal.of("NOT_FOUND", f"{found.uri} holds no blob `{sha256[:80]}`", path="sha256")
-    return content_bytes(call, sha256, size)
+    return content_bytes(call, sha256, size, damage.of_version(call.services.blobs, found, sha256=sha256))
 
 
 @routes.post(
@@ -283,7 +286,8 @@ def read_blobs(call: Call, kind: str, namespace: str, name: str, version: str) -
     packed = bytearray()
     for digest in asked:
         packed += b"%s %d\n" % (digest.encode(), sizes[digest])
-        packed += whole_blob(call, digest, sizes[digest])
+        hit = damage.of_version(call.services.blobs, found, sha256=digest)
+        packed += whole_blob(call, digest, sizes[digest], hit)
     return Response(bytes(packed), media_type="application/octet-stream")
 
 

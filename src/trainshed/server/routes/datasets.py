@@ -145,7 +145,7 @@ def read_dataset_version(call: Call, encoded_name: str, version: str) -> shapes.
         answer=Page[shapes.DatasetTask],
         any_of=READ,
         params=(CURSOR, LIMIT),
-        refuses=(*_UNKNOWN_VERSION, "STORAGE_UNAVAILABLE"),
+        refuses=(*_UNKNOWN_VERSION, "CONTENT_DAMAGED", "STORAGE_UNAVAILABLE"),
     ),
 )
 def list_tasks(call: Call, encoded_name: str, version: str) -> Page[shapes.DatasetTask]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from starlette.responses import Response
 
-from trainshed.content.blobs import BlobNotFound
 from trainshed.control.snapshots import manifest_files
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
 from trainshed.model.selectors import Selector
+from trainshed.server import damage
 from trainshed.server.documents import CURSOR, LIMIT
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.pages import cut_page, open_cursor, page_limit
@@ -107,7 +107,13 @@ def read_revision(call: Call, namespace: str, name: str, revision: str) -> shape
         "Read a file of a Runner Revision",
         any_of=READ,
         params=(RANGE, IF_NONE_MATCH),
-        refuses=("RUNNER_NOT_FOUND", "RUNNER_VERSION_AMBIGUOUS", "NOT_FOUND", "STORAGE_UNAVAILABLE"),
+        refuses=(
+            "RUNNER_NOT_FOUND",
+            "RUNNER_VERSION_AMBIGUOUS",
+            "NOT_FOUND",
+            "RUNNER_HASH_MISMATCH",
+            "STORAGE_UNAVAILABLE",
+        ),
         answers={200: "The whole file; `ETag` is its SHA-256.", 206: "The range asked for."},
         plain_answers={304: "The caller has it already.", 416: "The range lies outside the file."},
         content="application/octet-stream",
@@ -120,10 +126,7 @@ def read_file(call: Call, namespace: str, name: str, revision: str, path: str) -
     if file is None:
         raise Refusal.of("NOT_FOUND", f"the Revision has no file `{path[:200]}`", path="path")
     blobs, sha256 = call.services.blobs, file.sha256
-    try:
-        blobs.size(sha256)
-    except BlobNotFound:
-        raise Refusal.of("STORAGE_UNAVAILABLE", "the stored bytes of this file are missing") from None
+    damage.of_runner(path, f"{found.runner}@{found.revision}").size(blobs, sha256, file.size)
     return download(
         call.request.headers,
         sha256=sha256,

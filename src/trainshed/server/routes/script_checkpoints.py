@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from trainshed.content.blobs import BlobNotFound
 from trainshed.content.trees import StoredTree
 from trainshed.model.errors import Refusal
-from trainshed.server.content_views import content_bytes
+from trainshed.server import damage
+from trainshed.server.content_views import content_bytes, read_tree
 from trainshed.server.documents import CURSOR, LIMIT
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.pages import MAX_PAGE, open_cursor, page_limit
@@ -26,7 +26,7 @@ routes = Routes("scripts")
 _FILES = "files/"
 """Below it lie a checkpoint's files in what is stored; beside it is the runner's own record of them."""
 _LARGEST_NUMBER = 2**31 - 1
-_REFUSES = (*UNKNOWN, "CHECKPOINT_NOT_FOUND", "STORAGE_UNAVAILABLE")
+_REFUSES = (*UNKNOWN, "CHECKPOINT_NOT_FOUND", "CONTENT_DAMAGED", "STORAGE_UNAVAILABLE")
 
 
 @routes.get(
@@ -42,10 +42,10 @@ _REFUSES = (*UNKNOWN, "CHECKPOINT_NOT_FOUND", "STORAGE_UNAVAILABLE")
 def list_files(call: Call, ref: str, number: str) -> Page[shapes.ScriptCheckpointFile]:
     """By path, as they lay in `gpu.checkpoint_dir()`. `GET /v1/scripts/{ref}` has the numbers."""
     limit = page_limit(call.query, MAX_PAGE)
-    found = _found(call, ref, number)
+    found, job_id = _found(call, ref, number)
     use = f"files:{found.manifest_sha256}"
     offset = open_cursor(call.services.seal, use, call.query)
-    files, following = _tree(call, found).page(offset, limit)
+    files, following = _tree(call, found, job_id).page(offset, limit)
     return Page[shapes.ScriptCheckpointFile](
         items=[
             shapes.ScriptCheckpointFile(
@@ -72,24 +72,25 @@ def list_files(call: Call, ref: str, number: str) -> Page[shapes.ScriptCheckpoin
 )
 def read_file(call: Call, ref: str, number: str, path: str) -> Response:
     """The bytes that the program saved."""
-    found = _found(call, ref, number)
-    file = _tree(call, found).find(f"{_FILES}{path}")
+    found, job_id = _found(call, ref, number)
+    file = _tree(call, found, job_id).find(f"{_FILES}{path}")
     if file is None:
         said = f"checkpoint {found.number} has no file `{path[:200]}`"
         raise Refusal.of("NOT_FOUND", said, path="path")
     disposition = f"attachment; filename*=UTF-8''{quote(path.rsplit('/', 1)[-1])}"
-    return content_bytes(call, file.sha256, file.size, {"Content-Disposition": disposition})
+    hit = damage.of_output(f"Job's checkpoint {found.number}", path, job_id)
+    return content_bytes(call, file.sha256, file.size, hit, {"Content-Disposition": disposition})
 
 
-def _found(call: Call, ref: str, number: str) -> ScriptCheckpoint:
-    """The checkpoint of that number, while its bytes are kept. Raises `Refusal`."""
+def _found(call: Call, ref: str, number: str) -> tuple[ScriptCheckpoint, str]:
+    """The checkpoint of that number, while its bytes are kept, and its Job's id. Raises `Refusal`."""
     wanted = int(number) if number.isascii() and number.isdigit() and len(number) <= 10 else 0  # noqa: PLR2004 - digits of the largest one
     with call.services.database.read() as connection:
         _, trial, _ = find(call, connection, ref)
         if 0 < wanted <= _LARGEST_NUMBER:
             for each in script_attempts.checkpoints_of(connection, trial.id):
                 if each.number == wanted:
-                    return each
+                    return each, trial.job_id
     raise Refusal.of(
         "CHECKPOINT_NOT_FOUND",
         f"no checkpoint `{number[:20]}` of this Job is kept",
@@ -98,9 +99,6 @@ def _found(call: Call, ref: str, number: str) -> ScriptCheckpoint:
     )
 
 
-def _tree(call: Call, found: ScriptCheckpoint) -> StoredTree:
-    try:
-        return StoredTree(call.services.blobs, found.manifest_sha256)
-    except BlobNotFound:
-        said = f"the list of checkpoint {found.number}'s files is missing"
-        raise Refusal.of("STORAGE_UNAVAILABLE", said) from None
+def _tree(call: Call, found: ScriptCheckpoint, job_id: str) -> StoredTree:
+    hit = damage.of_output(f"Job's checkpoint {found.number}", "the list of files", job_id)
+    return read_tree(call, found.manifest_sha256, hit)

@@ -89,7 +89,7 @@ class Affected(Shape):
 class VerifyEvent(Shape):
     """One event of a verification."""
 
-    type: Literal["progress", "damage"]
+    type: Literal["progress", "damage", "stranger"]
     checked: int = Field(description="Blobs and manifests so far.")
     bytes: int = Field(description="Read so far.")
     total_blobs: int = Field(description="Blobs to read.")
@@ -99,6 +99,9 @@ class VerifyEvent(Shape):
     problem: Literal["missing", "changed", "unreadable", "manifest"] | None = None
     message: str | None = None
     advice: str | None = None
+    place: str | None = Field(
+        None, description="Below the blobs: what lies there and is none. It is passed over and stays."
+    )
     affected: Affected | None = None
 
 
@@ -107,3 +110,4 @@ class TakenOut(Shape):
 
     sha256: str
     damaged: bool
+    corrected: bool = Field(description="It was intact, and its record said another size.")

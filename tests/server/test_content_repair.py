@@ -1,0 +1,132 @@
+"""What lies wrongly in the store: orphans of a wrong length, folders in place of blobs, things not ours."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select, update
+
+from support.contents import collector, damages, events, manifest_of, publish
+from support.site import Site, finish, start, trials
+from trainshed.model.content import ContentKind
+from trainshed.store import queue
+from trainshed.store.tables import blobs
+
+RIGHT = b"right bytes\n"
+NAME = hashlib.sha256(RIGHT).hexdigest()
+TAKE_OUT = f"/v1/admin/content/blobs/{NAME}/take-out"
+
+
+def place(site: Site, name: str = NAME) -> Path:
+    found: Path = site.services.blobs.root / "sha256" / name[:2] / name
+    return found
+
+
+def recorded(site: Site, name: str = NAME) -> int | None:
+    with site.services.database.read() as connection:
+        found: int | None = connection.execute(
+            select(blobs.c.size).where(blobs.c.sha256 == name)
+        ).scalar_one_or_none()
+    return found
+
+
+def send_and_publish(site: Site, **options: Any) -> Any:
+    """As the client does: ask what is missing, send that, publish."""
+    files = {"train.txt": RIGHT}
+    digest = manifest_of(ContentKind.DATASETS, files).sha256
+    asked = {"sha256": [NAME, digest]}
+    missing = site.post("/v1/content/blobs/missing", asked).json()["missing"]
+    answer = publish(site, files=files, version="1", store=NAME in missing, **options)
+    return answer, NAME in missing
+
+
+def test_an_orphan_of_the_wrong_length_is_healed_by_whoever_sends_the_right_bytes(site: Site):
+    place(site).write_bytes(b"xx\n")
+    assert collector(site).run(sweep=True).adopted == 1
+    answer, sent = send_and_publish(site)
+    assert (answer.status_code, sent) == (201, True), answer.text
+    assert recorded(site) == len(RIGHT)
+    assert damages(site) == []
+
+
+def test_an_orphan_in_parts_corrects_the_record_too(site: Site):
+    place(site).write_bytes(b"xx\n")
+    collector(site).run(sweep=True)
+    where = f"/v1/content/blobs/{NAME}/upload?offset=0&size={len(RIGHT)}"
+    assert site.request("PUT", where, RIGHT).json()["stored"]
+    assert recorded(site) == len(RIGHT)
+
+
+def test_a_damaged_orphan_is_taken_out_at_once(site: Site):
+    place(site).write_bytes(b"xx\n")
+    collector(site).run(sweep=True)
+    [damage] = damages(site, f"?target={NAME}")
+    assert (damage["problem"], "--repair takes it out at once" in damage["advice"]) == ("changed", True)
+    assert site.post(TAKE_OUT).json() == {"sha256": NAME, "damaged": True, "corrected": False}
+    assert (place(site).exists(), recorded(site)) == (False, None)
+
+
+def test_right_bytes_correct_a_record_that_says_another_size(site: Site):
+    assert send_and_publish(site)[0].status_code == 201
+    wrong = update(blobs).where(blobs.c.sha256 == NAME).values(size=3)
+    site.services.database.write(lambda c: c.execute(wrong))
+    assert {damage["problem"] for damage in damages(site)} == {"changed", "manifest"}
+    assert site.post(TAKE_OUT).json() == {"sha256": NAME, "damaged": False, "corrected": True}
+    assert damages(site) == []
+
+
+def test_what_a_program_produced_stays_where_it_is_damaged_and_its_record_is_corrected(sqlite_site: Site):
+    site = sqlite_site
+    job_id = site.submit("r")["job_id"]
+    [trial] = trials(site, job_id)
+    finish(site, trial, start(site, trial), artifacts={"out/a": RIGHT})
+    site.services.database.write(lambda c: queue.put_blobs(c, {NAME: 3}, at=1.0))
+    assert site.post(TAKE_OUT).json() == {"sha256": NAME, "damaged": False, "corrected": True}
+    place(site).unlink()
+    refused = site.post(TAKE_OUT)
+    assert (refused.status_code, refused.json()["code"]) == (409, "RESOURCE_IN_USE")
+    assert recorded(site) == len(RIGHT)
+    assert queue_may_count_on(site)
+
+
+def queue_may_count_on(site: Site) -> bool:
+    with site.services.database.read() as connection:
+        return NAME in queue.untouched_blobs(connection, [NAME], at=site.clock.now)[0]
+
+
+def test_a_sweep_passes_over_what_is_not_ours_and_verify_tells_of_it(site: Site):
+    folder = site.services.blobs.root / "sha256"
+    (folder / ".DS_Store").write_bytes(b"")
+    (folder / "ab" / "notes.txt").write_bytes(b"")
+    place(site).write_bytes(RIGHT)
+    assert collector(site).run(sweep=True).adopted == 1
+    assert (folder / ".DS_Store").exists()
+    found = events(site)
+    strange = [(each[1], each[2]["place"]) for each in found if each[2].get("type") == "stranger"]
+    assert [told for _, told in strange] == [".DS_Store", "ab/notes.txt"]
+    assert found[-1][2]["damaged"] == 0
+    rest = events(site, last=strange[0][0])
+    assert [each[2].get("place") for each in rest] == ["ab/notes.txt", None]
+    assert [each for each in events(site, f"?target={NAME}") if "place" in each[2]] == []
+
+
+def test_a_folder_in_the_place_of_a_blob_is_damage_that_repair_or_publishing_mends(site: Site):
+    assert send_and_publish(site)[0].status_code == 201
+    for repair in (True, False):
+        place(site).unlink()
+        place(site).mkdir()
+        (place(site) / "of somebody").write_bytes(b"kept")
+        answer = site.get(f"/v1/content/datasets/team/words/versions/1/blobs/{NAME}")
+        assert (answer.status_code, answer.json()["code"]) == (409, "CONTENT_DAMAGED"), answer.text
+        [damage] = damages(site)
+        assert (damage["sha256"], damage["problem"]) == (NAME, "changed")
+        assert "what lies in its place is no file" in damage["message"]
+        if repair:
+            assert site.post(TAKE_OUT).json()["damaged"]
+        answer, sent = send_and_publish(site)
+        assert (answer.is_success, sent) == (True, True)
+        assert place(site).read_bytes() == RIGHT
+        assert [each for each in damages(site) if each["problem"] != "changed"] == []
+        assert collector(site).run(sweep=True).adopted == 0
