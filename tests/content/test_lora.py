@@ -184,7 +184,7 @@ def test_A13_a_configuration_of_something_else_is_not_registered(find, changes, 
         (b"{'peft_type': 'LORA'}", "is not JSON"),
         (b'{"peft_type": "LORA", "peft_type": "LORA"}', "appears twice"),
         (b'{"r": NaN}', "is not JSON"),
-        (b'{"r": 1e999}', "is not JSON"),
+        (b'{"r": 1e999}', "the number 1e999, which is too large"),
         (b"[" * 100_000, "nested deeper"),
         (b"\xff\xfe{}", "is not JSON"),
         (b" " * (1 << 20) + b"{}", "at most"),
@@ -277,7 +277,16 @@ def test_E72_else_from_the_newest_entry_of_the_trainers_history(find):
 )
 def test_what_is_no_finite_number_is_no_metric(find, metrics):
     files = {**lora.adapter("out"), "out/metrics.json": metrics}
-    assert find(files, metric="m").found[0].value is None
+    [adapter] = find(files, metric="m").found
+    assert adapter.value is None
+    assert adapter.metric_fault.startswith("metrics.json ")
+    assert find(files).found[0].metric_fault is None, "nobody asked"
+
+
+@pytest.mark.parametrize("metrics", [None, b"{}", b'{"m": 1, "other": "x"}', b'{"other": 1}'])
+def test_a_metric_that_is_not_declared_is_no_fault(find, metrics):
+    files = {**lora.adapter("out")} | ({} if metrics is None else {"out/metrics.json": metrics})
+    assert find(files, metric="m").found[0].metric_fault is None
 
 
 def test_a_whole_number_too_large_for_a_metric_is_none(find):
@@ -346,7 +355,7 @@ def one(start: object, end: object, shape: object = (1,), dtype: object = "U8", 
         (lora.encode(None, b"", raw=b'{"\xff": 1}'), "not JSON"),
         (lora.encode(None, b"", raw=b'{"a":{},"a":{}}'), "appears twice"),
         (lora.encode(None, b"", raw=b'{"a":' + b"[" * 200 + b"]" * 200 + b"}"), "nested deeper"),
-        (lora.encode(None, b"", raw=b'{"a":' + b"9" * 5000 + b"}"), "not JSON"),
+        (lora.encode(None, b"", raw=b'{"a":' + b"9" * 5000 + b"}"), "5000 digits"),
         (lora.encode({"__metadata__": {"a": 1}}, b""), "object of strings"),
         (lora.encode({"__metadata__": []}, b""), "object of strings"),
         (lora.encode({"t": []}, b""), "nothing else"),

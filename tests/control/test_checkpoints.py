@@ -227,6 +227,19 @@ def test_keep_last_deletes_the_others_with_the_reason(trained):
     assert "not among the last 2" in said
 
 
+def test_a_metric_that_is_no_number_is_told_in_an_event(trained):
+    files = saved(1) | saved(2) | saved(3)
+    for step, text in ((1, b'{"eval_loss": "0.01"}'), (2, b'{"eval_loss": NaN}'), (3, b'{"eval_loss": 0.5}')):
+        files[f"out/checkpoint-{step}/metrics.json"] = text
+    rules = '[checkpoints]\nkeep_last = 1\nbest = {metric = "eval_loss", mode = "min", keep = 1}\n'
+    d, job = trained(files, rules)
+    one, two = messages(d, job, "CHECKPOINT_METRIC_UNREADABLE")
+    assert "out/checkpoint-1/" in one
+    assert "metrics.json says '0.01' for `eval_loss`; a metric is a finite number" in one
+    assert "out/checkpoint-2/" in two
+    assert "NaN is not JSON" in two
+
+
 def test_the_best_by_a_declared_metric_are_kept(trained):
     files = saved(1, 2, 3)
     for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9)):

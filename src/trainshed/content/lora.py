@@ -51,6 +51,8 @@ class LoraAdapter:
     step: int | None
     value: float | None
     """Of the metric that was asked for, where the program declared a finite one."""
+    metric_fault: str | None = None
+    """What is wrong with ``metrics.json`` where that was to say it; a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +147,15 @@ class _Folder:
         base_model, rank = self._config()
         self._check_weights()
         state = self._trainer_state()
+        value, fault = (None, None) if metric is None else self._value(metric, state)
         return LoraAdapter(
             folder=self.folder,
             base_model=base_model,
             rank=rank,
             files=tuple(sorted(self.files, key=lambda file: file.name)),
             step=self._step(state),
-            value=None if metric is None else self._value(metric, state),
+            value=value,
+            metric_fault=fault,
         )
 
     def _file(self, name: str) -> CollectedFile | None:
@@ -220,15 +224,31 @@ class _Folder:
         step = int(match[1]) if match else state.get("global_step")
         return step if type(step) is int and 0 <= step <= MAX_STEP else None
 
-    def _value(self, metric: str, state: Mapping[str, Any]) -> float | None:
-        """What ``metrics.json`` says, else the newest entry of the trainer's own history that has it."""
-        declared = self._optional(METRICS, MAX_METRICS_BYTES)
-        if (value := _finite(declared.get(metric))) is not None:
-            return value
+    def _value(self, metric: str, state: Mapping[str, Any]) -> tuple[float | None, str | None]:
+        """What ``metrics.json`` says, else the newest entry of the trainer's own history that has it.
+
+        With it, what is wrong with ``metrics.json``.
+        """
+        value, fault = self._declared(metric)
+        if value is not None:
+            return value, None
         history = state.get("log_history")
         entries = history if isinstance(history, list) else []
         values = (_finite(entry.get(metric)) for entry in reversed(entries) if isinstance(entry, dict))
-        return next((value for value in values if value is not None), None)
+        return next((value for value in values if value is not None), None), fault
+
+    def _declared(self, metric: str) -> tuple[float | None, str | None]:
+        if self._file(METRICS) is None:
+            return None, None
+        try:
+            declared = self._object(METRICS, MAX_METRICS_BYTES)
+        except _Unusable as fault:
+            return None, str(fault)
+        value = _finite(declared.get(metric))
+        if value is None and metric in declared:
+            said = f"{METRICS} says {ascii(declared[metric])[:60]} for `{metric}`"
+            return None, f"{said}; a metric is a finite number, written as a number"
+        return value, None
 
 
 def _has_pair(tensors: Mapping[str, Tensor]) -> bool:

@@ -114,6 +114,9 @@ def register(
             for file in adapter.files
         ]
         news.append(_event(trial, at, "CHECKPOINT_REGISTERED", _registered(checkpoint_id, adapter)))
+        if adapter.metric_fault is not None:
+            said = f"The metric of {_place(adapter.folder)} is not known from it: {adapter.metric_fault}."
+            news.append(_event(trial, at, "CHECKPOINT_METRIC_UNREADABLE", said))
     store.insert_checkpoints(connection, rows, files)
     events.record(
         connection, news + [_event(trial, at, _NOT_REGISTERED, said) for said in _rejected(adapters)]
