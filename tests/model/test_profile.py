@@ -101,6 +101,15 @@ def test_A16_a_profile_of_v1_is_read():
     assert [each.manifest_sha256 for each in profile.plugins] == [PLUGIN]
 
 
+def test_A18_a_digest_may_be_written_with_its_algorithm_and_is_frozen_without():
+    recipe = {"uri": f"envloop://recipes/envloop/pev-recipe@sha256:{RECIPE}", "manifest_sha256": RECIPE}
+    assert parsed(v2(recipe=recipe)) == parsed(v2())
+    plugin = {"uri": f"envloop://plugins/envloop/tools@sha256:{PLUGIN}", "manifest_sha256": PLUGIN}
+    assert parsed(v1(plugins=[plugin])) == parsed(v1())
+    other = {**recipe, "manifest_sha256": DATA}
+    assert list(faults(v2(recipe=other))) == ["recipe.manifest_sha256"]
+
+
 def test_E98_a_profile_of_v2_keeps_the_recipe_apart_from_its_parameters():
     profile = parsed(v2())
     assert profile.recipe is not None

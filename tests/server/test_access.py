@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from support.contents import publish
 from support.site import Site, submission
 from trainshed.model.access import KEY_TEXT, Permission
 from trainshed.store import access
@@ -214,6 +215,17 @@ def test_a_bad_administration_body_is_refused(module_site: Site, method: str, pa
 def test_writes_of_the_workspace_ask_for_a_human_session(module_site: Site, method: str, path: str):
     answer = module_site.request(method, f"/v1/workspaces/default/projects/default{path}", {})
     assert code(answer) == (403, "HUMAN_SESSION_REQUIRED")
+
+
+def test_a_change_of_a_project_answers_what_content_it_uses(site: Site):
+    path = "/v1/admin/projects/default"
+    assert site.request("PATCH", path, {"priority": 1}).json()["content_bytes"] == 0
+    assert publish(site, files={"a": b"123456"}, version="1").status_code == 201
+    changed = site.request("PATCH", path, {"max_content_bytes": 100}).json()
+    assert (changed["content_bytes"], changed["max_content_bytes"]) == (6, 100)
+    assert site.get(path).json() == changed
+    made = site.post("/v1/admin/projects", {"project_id": "team"}).json()
+    assert made["content_bytes"] == 0
 
 
 def test_workspace_reads_answer_pages_and_limits(site: Site):

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -199,6 +200,56 @@ def test_E5_reading_runners_reserves_nothing(site: Site):
         assert site.get(path, key=key).status_code == 200
     with site.services.database.read() as connection:
         assert queue.unreleased(connection) == []
+
+
+def test_E9_a_reader_sees_runners_revisions_and_each_ones_definition_and_files_and_changes_nothing(
+    site: Site, tmp_path: Path, frozen
+):
+    reader = site.add_key("default", Permission.RUNNER_READ)
+    publish(site, frozen)
+    repository(tmp_path / "repo", {"runner.toml": definition(outputs=("out/**",)), "main.sh": "echo two\n"})
+    second = freeze(tmp_path / "repo")
+    publish(site, second)
+
+    def read(path: str) -> Any:
+        answer = site.get(f"/v1/runners{path}", key=reader)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    assert {item["name"] for item in read("").json()["items"]} == {"team/train", "envloop/bash"}
+    revisions = [item["revision"] for item in read("/team/train/revisions").json()["items"]]
+    assert revisions == [second.commit, frozen.commit]
+    seen = {}
+    for revision in (*revisions, *revisions):  # there and back again: each stays what it is
+        detail = read(f"/team/train/{revision}").json()
+        files = {
+            file["path"]: read(f"/team/train/{revision}/files/{quote(file['path'])}").content
+            for file in detail["files"]
+        }
+        assert [hashlib.sha256(data).hexdigest() for data in files.values()] == [
+            file["sha256"] for file in detail["files"]
+        ]
+        assert seen.setdefault(revision, (detail, files)) == (detail, files)
+    (_, before), (_, after) = seen[frozen.commit], seen[second.commit]
+    assert (before["main.sh"], after["main.sh"]) == (MAIN.encode(), b"echo two\n")
+    assert "lib/a b.txt" in before
+    definitions = [seen[revision][0]["definition"] for revision in (frozen.commit, second.commit)]
+    assert [list(each.get("params", {})) for each in definitions] == [["run_command"], []]
+    assert definitions[1]["execution"]["outputs"] == ["out/**"]
+
+    body = {**frozen.publication().as_document(), "source_ref": "main"}
+    writes = [
+        site.post("/v1/runners/team/train/revisions", body, key=reader),
+        site.request("PUT", "/v1/runners/team/train/visibility", {"visibility": "public"}, key=reader),
+        site.request("DELETE", f"/v1/runners/team/train/{frozen.commit}", key=reader),
+        site.request("PUT", f"/v1/content/blobs/{hashlib.sha256(b'x').hexdigest()}", b"x", key=reader),
+    ]
+    assert {code(answer) for answer in writes} == {(403, "PERMISSION_DENIED")}
+    for path in ("", "/team/train", "/team/train/revisions", f"/team/train/{frozen.commit}/files/main.sh"):
+        for method in ("PUT", "PATCH", "DELETE"):
+            assert site.request(method, f"/v1/runners{path}", {}, key=reader).status_code in {403, 404, 405}
+    assert read(f"/team/train/{frozen.commit}").json() == seen[frozen.commit][0]
+    assert read("/team/train").json()["visibility"] == "project"
 
 
 def test_pages_of_runners_give_each_revision_once(site: Site, tmp_path: Path):
