@@ -241,6 +241,50 @@ def test_a_name_that_cannot_be_is_refused(sqlite_site: Site):
     assert code(sqlite_site.get("/v1/content/images")) == (404, "CONTENT_NOT_FOUND")
 
 
+def test_all_faults_of_a_publication_are_answered_at_once(sqlite_site: Site):
+    listed = [
+        {"path": path, "sha256": "a" * 64, "size": 1}
+        for path in ("../x", "/abs", "", "a//b", "C:x", "fine", "new\nline", "two", "two")
+    ]
+    listed[5] |= {"size": -1}
+    manifest = {
+        "schema": "trainshed.manifest/1",
+        "kind": "datasets",
+        "files": listed,
+        "about": {"type": "data", "configs": {}, "licence": "x"},
+    }
+    body = {
+        "version": "latest",
+        "manifest_sha256": "zz",
+        "visibility": "x",
+        "bytes": -1,
+        "manifest": manifest,
+        "more": 1,
+    }
+    answer = sqlite_site.post("/v1/content/datasets/team/-words/versions", body)
+    assert code(answer) == (422, "INVALID_CONTENT")
+    found = {fault["path"]: fault["message"] for fault in answer.json()["errors"]}
+    entries = [path for path in found if path.startswith("files[")]
+    assert set(found) - set(entries) == {
+        *("name", "more", "version", "manifest_sha256", "visibility", "bytes", "licence", "configs"),
+        *("../x", "/abs", "a//b", "C:x", r"new\nline"),
+    }
+    assert "files[5]" in found
+    assert "canonically" in found["files[5]"]
+    assert "is empty" in found["files[2]"]
+    assert "twice" in found["files[8]"]
+    # With a request that is well formed the manifest's are the same, and its digest is looked at.
+    body = {"version": "1", "manifest_sha256": "b" * 64, "manifest": manifest}
+    answer = sqlite_site.post("/v1/content/datasets/team/words/versions", body)
+    again = {fault["path"] for fault in answer.json()["errors"]}
+    assert again == {
+        *entries,
+        *("licence", "configs", "../x", "/abs", "a//b", "C:x"),
+        r"new\nline",
+        "manifest_sha256",
+    }
+
+
 def test_a_manifest_of_another_kind_is_refused(sqlite_site: Site):
     files = {"train.txt": b"one\n"}
     upload(sqlite_site, *files.values())

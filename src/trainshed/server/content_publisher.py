@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from trainshed.model.content import SHA256, VERSION, ContentKind
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.manifests import MAX_MANIFEST_BYTES
 from trainshed.model.recipe import Recipe, recipe_from_about
+from trainshed.model.selectors import name_part_fault
 from trainshed.model.strict_json import canonical_json
 from trainshed.server.bodies import Body
 from trainshed.server.storage import record_stored
@@ -62,13 +64,13 @@ def publish(
 ) -> tuple[ContentVersion, bool]:
     """Publish ``document`` (version, visibility, manifest_sha256, manifest) as a version of ``name``.
 
-    The manifest may be left out where its project has sent it before, as a blob or for another version. What
-    the project has not sent itself it may not name: digests prove nothing, and a version gives its bytes
-    away. So that nobody learns what others have, it is refused as what nobody has. Raises
-    `Refusal` ``INVALID_CONTENT``, ``CONTENT_HASH_MISMATCH``, ``BLOB_NOT_FOUND`` with ``missing``,
+    ``name`` is ``namespace/name`` as the caller wrote it. The manifest may be left out where its project has
+    sent it before, as a blob or for another version. What the project has not sent itself it may not name:
+    digests prove nothing, and a version gives its bytes away. So that nobody learns what others have, it is
+    refused as what nobody has. Raises `Refusal` ``INVALID_CONTENT``, ``CONTENT_HASH_MISMATCH``, ``BLOB_NOT_FOUND`` with ``missing``,
     ``BLOB_BEING_DELETED``, ``CONTENT_VERSION_EXISTS``, ``CONTENT_QUOTA_EXCEEDED``, ``NAMESPACE_TAKEN``.
     """
-    wanted = _parse(document)
+    wanted = _parse(kind, name, document)
     with database.read() as connection:
         known = contents.same_manifest(connection, kind, wanted.manifest_sha256)
         if known and not possession.may_name(connection, principal.project_id, wanted.manifest_sha256):
@@ -112,9 +114,13 @@ def publish(
     return database.write(change)
 
 
-def _parse(document: Mapping[str, Any]) -> _Wanted:
+def _parse(kind: ContentKind, name: str, document: Mapping[str, Any]) -> _Wanted:
+    """The request; raises `Refusal` with every fault, also those of a manifest that came along."""
     body = Body(document, code="INVALID_CONTENT")
     body.known(_KEYS)
+    for label, part in zip(("namespace", "name"), name.split("/", 1), strict=True):
+        if fault := name_part_fault(label, part):
+            body.fault("name", fault)
     digest = body.required_text("manifest_sha256")
     if digest and not SHA256.fullmatch(digest):
         body.fault("manifest_sha256", "must be 64 lower-case hex digits")
@@ -126,17 +132,28 @@ def _parse(document: Mapping[str, Any]) -> _Wanted:
     if (word == Visibility.PROJECTS) != bool(projects):
         body.fault("projects", "visibility `projects` needs at least one, and only it takes any")
     size = body.whole("bytes", 0, MAX_BYTES)
-    manifest = body.values.get("manifest")
-    if manifest is not None and not isinstance(manifest, dict):
-        body.fault("manifest", "must be the manifest as a JSON object")
-    body.finish()
-    encoded = None
-    if manifest is not None:
+    encoded = _manifest(body)
+    if body.faults and encoded is not None:
+        told = digest if SHA256.fullmatch(digest) else hashlib.sha256(encoded).hexdigest()
         try:
-            encoded = canonical_json(manifest).encode()
-        except RecursionError:
-            raise Refusal.of("INVALID_CONTENT", "`manifest` is nested too deeply", path="manifest") from None
+            verify_manifest(io.BytesIO(encoded).read, kind, told)
+        except Refusal as refusal:
+            body.faults.faults += refusal.faults
+    body.finish()
     return _Wanted(version, Visibility(word) if word else None, projects, digest, encoded, size)
+
+
+def _manifest(body: Body) -> bytes | None:
+    """The canonical bytes of a manifest that was sent along."""
+    manifest = body.values.get("manifest")
+    if isinstance(manifest, dict):
+        try:
+            return canonical_json(manifest).encode()
+        except RecursionError:
+            body.fault("manifest", "is nested too deeply")
+    elif manifest is not None:
+        body.fault("manifest", "must be the manifest as a JSON object")
+    return None
 
 
 def _version_fault(version: str, digest: str) -> str | None:

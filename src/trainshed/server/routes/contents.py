@@ -10,7 +10,6 @@ from starlette.responses import Response
 from trainshed.control.references import unknown_version
 from trainshed.model.content import plain_ref
 from trainshed.model.errors import Refusal
-from trainshed.model.selectors import name_part_fault
 from trainshed.server import damage
 from trainshed.server.bodies import Body, visibility_of
 from trainshed.server.content_publisher import publish
@@ -134,8 +133,6 @@ def publish_version(call: Call, kind: str, namespace: str, name: str) -> Reply:
     one as a blob first. `missing` of a refusal names blobs to upload.
     """
     wanted = kind_of(kind)
-    if fault := name_part_fault("namespace", namespace) or name_part_fault("name", name):
-        raise Refusal.of("INVALID_CONTENT", fault, path="name")
     services = call.services
     full = f"{namespace}/{name}"
     version, created = publish(
