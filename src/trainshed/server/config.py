@@ -201,7 +201,9 @@ class ContentSettings:
     """``[content]``: where blobs lie. Credentials of remote stores come from the environment alone (P9)."""
 
     url: str | None = _setting(
-        None, "`file:///…`, `s3://bucket/prefix`, `gs://…` or `az://…`; unset, the data folder."
+        None,
+        "`file:///…`, `s3://bucket/prefix`, or `gs://…` (Google) and `az://…` (Azure), both untested; "
+        "unset, the data folder.",
     )
     endpoint: str | None = _setting(None, "URL of a store that is not its provider's own.")
     region: str | None = _setting(None, "Region of an S3 bucket.")
