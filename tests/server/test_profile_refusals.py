@@ -264,16 +264,16 @@ def test_E95_a_manifest_that_the_storage_damaged_is_found_before_anything_is_all
     for blob, content in whole.items():
         blob.chmod(0o600)
         blob.write_bytes(content[:-1] + b" ")
-    assert world.refused(profile) == (409, dict.fromkeys(places, "PROFILE_HASH_MISMATCH"))
+    assert world.refused(profile) == (409, dict.fromkeys(places, "CONTENT_DAMAGED"))
     answer = world.site.post("/v1/jobs", world.submission(profile, IDS.ulid())).json()
     assert "is damaged" in answer["message"]
     assert "The reference is right" in answer["hint"]
-    digests = [each.manifest_sha256 for each in places.values()]
-    assert any(f"content verify {each} --repair" in answer["hint"] for each in digests)
+    named = [f"{each.name}@{each.version}" for each in places.values()]
+    assert any(f"content verify {each} --repair" in answer["hint"] for each in named)
     blobs["inputs.data"].unlink()
     for path in ("recipe", "plugins[1]"):
         blobs[path].write_bytes(whole[blobs[path]])
-    assert world.refused(profile) == (409, {"inputs.data": "PROFILE_HASH_MISMATCH"})
+    assert world.refused(profile) == (409, {"inputs.data": "CONTENT_DAMAGED"})
     assert "is gone" in world.message(profile)
     blobs["inputs.data"].write_bytes(whole[blobs["inputs.data"]])
     world.accepted(profile)

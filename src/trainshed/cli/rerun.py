@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 MAX_MANIFEST_BYTES = 1 << 30
 _PLACE = re.compile(r"trials\[(\d+)\]\.spec\.(.+)")
 _ENTRY = re.compile(r"spec\.(data|mounts)\[(\d+)\]\.(?:manifest_sha256|ref)")
-_UNAVAILABLE = frozenset({"ACCESS_DENIED", "CONTENT_NOT_FOUND", "PROFILE_ARCHIVED", "PROFILE_HASH_MISMATCH"})
+_UNAVAILABLE = frozenset(
+    {"ACCESS_DENIED", "CONTENT_NOT_FOUND", "PROFILE_ARCHIVED", "PROFILE_HASH_MISMATCH", "CONTENT_DAMAGED"}
+)
 """Codes of a profile's faults that publishing or approving its content can end."""
 _DIFFERENCES = Table(
     (

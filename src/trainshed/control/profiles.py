@@ -134,7 +134,7 @@ class ProfileFreezer:
         """Read the manifests that these profiles pin, and compare: before any GPU is allocated (E95).
 
         Each comes with the place of its Trial's spec. Reads the blob store, so it is never called with a
-        connection. Raises `Refusal` ``PROFILE_HASH_MISMATCH``, ``STORAGE_UNAVAILABLE`` with every fault.
+        connection. Raises `Refusal` ``CONTENT_DAMAGED``, ``STORAGE_UNAVAILABLE`` with every fault.
         """
         seen: dict[str, tuple[str, str, str] | None] = {}
         faults = FaultList()
@@ -153,10 +153,10 @@ class ProfileFreezer:
         try:
             self._blobs.verify(use.manifest_sha256)
         except BlobNotFound:
-            return "PROFILE_HASH_MISMATCH", "is gone from the server's store", _repair_hint(use)
+            return "CONTENT_DAMAGED", "is gone from the server's store", _repair_hint(use)
         except DigestMismatch:
             said = f"is damaged: its bytes are not those of {use.manifest_sha256} any more"
-            return "PROFILE_HASH_MISMATCH", said, _repair_hint(use)
+            return "CONTENT_DAMAGED", said, _repair_hint(use)
         except BlobError as error:
             return "STORAGE_UNAVAILABLE", f"cannot be read: {error}", ""
         return None
@@ -176,7 +176,7 @@ def _place_of(use: ContentUse, profile: FrozenProfile) -> tuple[str | int, ...]:
 def _repair_hint(use: ContentUse) -> str:
     command = f"trainshed {use.kind.noun.lower()} publish"
     return (
-        f"The reference is right. Ask the administrator for `trainshed content verify {use.manifest_sha256} "
+        f"The reference is right. With the owner key: `trainshed content verify {use.name}@{use.version} "
         f"--repair`; then publish the same files again with `{command}`."
     )
 

@@ -67,7 +67,9 @@ def publish(
     ``name`` is ``namespace/name`` as the caller wrote it. The manifest may be left out where its project has
     sent it before, as a blob or for another version. What the project has not sent itself it may not name:
     digests prove nothing, and a version gives its bytes away. So that nobody learns what others have, it is
-    refused as what nobody has. Raises `Refusal` ``INVALID_CONTENT``, ``CONTENT_HASH_MISMATCH``, ``BLOB_NOT_FOUND`` with ``missing``,
+    refused as what nobody has.
+
+    Raises `Refusal` ``INVALID_CONTENT``, ``CONTENT_HASH_MISMATCH``, ``BLOB_NOT_FOUND`` with ``missing``,
     ``BLOB_BEING_DELETED``, ``CONTENT_VERSION_EXISTS``, ``CONTENT_QUOTA_EXCEEDED``, ``NAMESPACE_TAKEN``.
     """
     wanted = _parse(kind, name, document)
