@@ -32,6 +32,8 @@ class Seen:
     method: str
     path: str
     fault: Fault
+    message: bytes = b""
+    """The whole request as it came."""
 
 
 Plan = Callable[[str, str], Fault]
@@ -108,7 +110,7 @@ class FaultProxy:
             method, path, message = request
             fault = self._plan(method, path)
             with self._lock:
-                self.seen.append(Seen(method, path, fault))
+                self.seen.append(Seen(method, path, fault, message))
             if fault is Fault.DROP_REQUEST:
                 return
             if fault is Fault.REPEAT_REQUEST:
