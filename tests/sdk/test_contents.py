@@ -14,6 +14,7 @@ from support.proxy import Fault, FaultProxy, in_turn
 from trainshed import Client
 from trainshed.model.content import ContentFile, ContentKind, make_manifest
 from trainshed.sdk import (
+    ConfigurationError,
     Conflict,
     ConnectionFailed,
     IntegrityError,
@@ -145,7 +146,7 @@ def test_a_hostile_folder_is_refused_with_every_fault_before_anything_is_sent(cl
     (tree / "dataset.toml").write_text("[dataset]\ntype = 'x'\n")
     with pytest.raises(NotFreezable) as caught:
         client.datasets.publish(tree, name="sdk/hostile")
-    assert {fault.path for fault in caught.value.faults} == {"link", "run.sh"}
+    assert [fault.path for fault in caught.value.faults] == ["link", "run.sh", "type"]
     (tree / "link").unlink()
     (tree / "Run.sh").unlink()
     with pytest.raises(NotFreezable) as caught:
@@ -153,6 +154,31 @@ def test_a_hostile_folder_is_refused_with_every_fault_before_anything_is_sent(cl
     assert caught.value.faults[0].path == "type"
     with pytest.raises(NotFound):
         client.datasets.get("sdk/hostile")
+
+
+def test_a_link_hides_no_fault_of_a_recipe_and_a_linked_definition_is_one_fault(client, tmp_path):
+    root = tmp_path / "recipe"
+    root.mkdir()
+    (root / "link").symlink_to("train.py")
+    (root / "train.py").write_text("def main(): ...\n")
+    (root / "recipe.toml").write_text('abi = "x"\nentrypoint = "other:main"\n')
+    with pytest.raises(NotFreezable) as caught:
+        client.recipes.publish(root, name="sdk/faulty")
+    assert {fault.path for fault in caught.value.faults} == {"link", "abi", "entrypoint"}
+    (root / "link").rename(root / "recipe.toml")
+    with pytest.raises(NotFreezable) as caught:
+        client.recipes.publish(root, name="sdk/faulty")
+    [fault] = caught.value.faults
+    assert (fault.path, "symbolic link" in fault.message) == ("recipe.toml", True)
+
+
+@pytest.mark.parametrize("name", ["sdk/words@", "envloop://datasets/sdk/words@"])
+def test_a_name_with_nothing_behind_its_at_is_refused_before_anything_is_sent(serve, name):
+    server, client = serve({})
+    for read in (client.datasets.get, client.datasets.withdraw, client.runners.get):
+        with pytest.raises(ConfigurationError, match=r"nothing behind its `@`|is not namespace/name"):
+            read(name)
+    assert server.seen == []
 
 
 def test_two_publishers_of_one_version_get_one_answer_each(client, tmp_path):

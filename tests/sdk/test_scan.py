@@ -52,6 +52,14 @@ def test_one_file_may_be_published_by_itself_and_through_a_link_that_the_user_na
     assert found(tmp_path / "data.csv") == found(tmp_path / "link") == ["data.csv"]
 
 
+def test_names_with_control_characters_are_shown_escaped(tmp_path):
+    write(tmp_path, {"a\nb": "", "c\x7fd": "", "e\x85f": ""})
+    (tmp_path / "g\th").symlink_to("x")
+    message = told(tmp_path)
+    for shown in (r"`a\nb`", r"`c\x7fd`", r"`e\x85f`", r"`g\th`"):
+        assert shown in message
+
+
 def test_bookkeeping_and_what_desktops_leave_is_left_out_and_told(tmp_path):
     write(
         tmp_path, {".git/config": "", "a/__pycache__/x.pyc": "", "a/.DS_Store": "", "a/.hidden": "", "b": ""}

@@ -71,8 +71,10 @@ def moment(document: Raw, key: str) -> datetime | None:
 
 def split_name(text: str) -> tuple[tuple[str, str], str]:
     """``namespace/name[@revision]`` in parts. Raises `ConfigurationError`."""
-    full, _, revision = text.partition("@")
+    full, at, revision = text.partition("@")
     namespace, slash, name = full.partition("/")
     if not slash or not namespace or not name or "/" in name:
         raise ConfigurationError(f"`{text}` is not namespace/name[@revision]")
+    if at and not revision:
+        raise ConfigurationError(f"`{text}` names nothing behind its `@`; leave it out for the newest")
     return (namespace, name), revision

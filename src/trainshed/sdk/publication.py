@@ -74,7 +74,7 @@ class Publication:
             except (NotFound, ServerUnavailable) as error:
                 if error.code not in _GONE:
                     raise
-        tree.check()
+        tree.check(lambda: self._about(tree)[1])
         digests = self._digests(tree, cache)
         manifest = self._manifest(tree, digests)
         encoded = manifest.encode()
@@ -91,22 +91,28 @@ class Publication:
         return [next(read) if digest is None else digest for digest in kept]
 
     def _manifest(self, tree: Tree, digests: Sequence[str]) -> Manifest:
-        from trainshed.model.about import read_about  # noqa: PLC0415 - not for an unchanged tree
         from trainshed.model.content import ContentFile, ContentKind, make_manifest  # noqa: PLC0415 - as above
-        from trainshed.model.errors import Refusal  # noqa: PLC0415 - as above
 
-        kind = ContentKind(self._kind)
-        by_path = {file.path: file for file in tree.files}
-        try:
-            about = read_about(kind, list(by_path), lambda path: _head(by_path.get(path)))
-        except Refusal as refusal:
-            refuse(tree.root, [FieldFault(each.path, each.code, each.message) for each in refusal.faults])
-            raise
+        about, faults = self._about(tree)
+        refuse(tree.root, faults)
         files = [
             ContentFile(file.path, file.size, digest, file.executable)
             for file, digest in zip(tree.files, digests, strict=True)
         ]
-        return make_manifest(kind, files, about)
+        return make_manifest(ContentKind(self._kind), files, about)
+
+    def _about(self, tree: Tree) -> tuple[dict[str, Any], list[FieldFault]]:
+        """What the file that describes the content says, or what is wrong with it."""
+        from trainshed.model.about import read_about  # noqa: PLC0415 - not for an unchanged tree
+        from trainshed.model.content import ContentKind  # noqa: PLC0415 - as above
+        from trainshed.model.errors import Refusal  # noqa: PLC0415 - as above
+
+        by_path = {file.path: file for file in tree.files}
+        try:
+            about = read_about(ContentKind(self._kind), list(by_path), lambda path: _head(by_path.get(path)))
+        except Refusal as refusal:
+            return {}, [FieldFault(each.path, each.code, each.message) for each in refusal.faults]
+        return about, []
 
     def _send(self, tree: Tree, digests: Sequence[str], encoded: bytes, digest: str) -> PublishedContent:
         """Upload what is missing and name the manifest; what a collector took meanwhile is sent again."""

@@ -149,13 +149,18 @@ class Tree:
                 digest.update(repr(folder.numbers).encode())
         return digest.hexdigest()
 
-    def check(self) -> None:
-        """Refuse what must not be published, with every fault: raises `NotFreezable`."""
+    def check(self, also: Callable[[], Sequence[FieldFault]] = tuple) -> None:
+        """Refuse what must not be published, with every fault: raises `NotFreezable`.
+
+        ``also`` is asked for more faults, of other places, where there are some.
+        """
         from trainshed.model.manifests import tree_faults  # noqa: PLC0415 - not for an unchanged tree
 
         wrong = tree_faults(file.path for file in self.files)
         named = [FieldFault(each.path, each.code, each.message) for each in wrong]
-        refuse(self.root, [*self.faults, *named])
+        if found := [*self.faults, *named]:
+            told = {each.path for each in found}
+            refuse(self.root, [*found, *(each for each in also() if each.path not in told)])
         if not self.folders:
             but = "but what is left out" if self.skipped else ""
             refuse(self.root, [FieldFault("", _CODE, f"{self.root} holds no files {but}".rstrip())])
@@ -362,4 +367,6 @@ def _unreadable(error: OSError) -> str:
 
 
 def _shown(path: str) -> str:
-    return path[:200].encode("utf-8", "backslashreplace").decode()
+    from trainshed.model.runner_tree import path_text  # noqa: PLC0415 - not for an unchanged tree
+
+    return path_text(path)
