@@ -61,7 +61,7 @@ class Desk:
             self.store,
             # Looked up each time: tests change them.
             allow=lambda name: self.allow(name),  # noqa: PLW0108 - as above
-            record=lambda _, blob: self.record(blob),
+            record=lambda _, blob, __: self.record(blob),
             **self._options,
         )
 

@@ -77,11 +77,8 @@ def test_what_was_sent_and_nothing_names_counts_where_there_is_a_quota(database)
     free = usage.ALWAYS_SENT_BYTES
 
     def send(word: str, size: int) -> None:
-        def store(connection: Any) -> None:
-            usage.check_sent(connection, "p", {digest(word): size})
-            queue.put_blobs(connection, {digest(word): size}, at=1.0, sender="p")
-
-        database.write(store)
+        reserve(database, word, size)
+        record(database, word, size)
 
     send("unlimited", 10 * free)
     limit(database, 11 * free)
@@ -93,6 +90,7 @@ def test_what_was_sent_and_nothing_names_counts_where_there_is_a_quota(database)
         "max_content_bytes": 11 * free,
         "content_bytes": 0,
         "unnamed_bytes": 11 * free - 1,
+        "sending_bytes": 0,
         "wanted_bytes": 2,
     }
     send("room", free - 1)
@@ -102,6 +100,114 @@ def test_what_was_sent_and_nothing_names_counts_where_there_is_a_quota(database)
         send("more", 2)
     database.write(lambda c: contents.withdraw(c, ContentKind.DATASETS, "team/data", "1", at=2.0))
     send("more", 2)
+
+
+def reserve(
+    database: Database, word: str, size: int, *, name: str = "", at: float = 1.0, seconds: float = 60.0
+) -> None:
+    """Reserve room for a blob; under its own name unless one is given."""
+    sent = digest(word)
+    database.write(
+        lambda c: usage.reserve(c, "p", name or word, {sent: size}, sent=sent, at=at, seconds=seconds)
+    )
+
+
+def record(database: Database, word: str, size: int, *, name: str = "", at: float = 1.0) -> None:
+    """Store what was reserved."""
+
+    def store(connection: Any) -> None:
+        usage.settle(connection, "p", name or word, {digest(word): size}, at=at)
+        queue.put_blobs(connection, {digest(word): size}, at=at, sender="p")
+
+    database.write(store)
+
+
+FREE = usage.ALWAYS_SENT_BYTES
+
+
+def test_what_is_being_sent_counts_until_it_is_stored_or_given_back(database):
+    reserve(database, "without a quota", 100 * FREE)
+    limit(database, 2 * FREE)
+    reserve(database, "a", FREE)
+    reserve(database, "b", FREE)
+    with pytest.raises(Refusal) as refused:
+        reserve(database, "c", 1)
+    assert refused.value.code == "CONTENT_QUOTA_EXCEEDED"
+    assert refused.value.extra["sending_bytes"] == 2 * FREE
+    assert "is sending" in refused.value.message
+    database.write(lambda c: usage.give_back(c, "b"))
+    reserve(database, "c", FREE)
+    record(database, "a", FREE)
+    with pytest.raises(Refusal) as refused:
+        reserve(database, "d", 1)
+    assert (refused.value.extra["unnamed_bytes"], refused.value.extra["sending_bytes"]) == (FREE, FREE)
+    reserve(database, "c", FREE)
+    reserve(database, "a", FREE)
+
+
+def test_several_who_send_the_same_count_once_and_each_holds_its_own(database):
+    limit(database, FREE)
+    reserve(database, "a", FREE, name="one")
+    reserve(database, "a", FREE, name="again, after a lost connection")
+    database.write(lambda c: usage.give_back(c, "one"))
+    with pytest.raises(Refusal):
+        reserve(database, "b", 1)
+    database.write(lambda c: usage.give_back(c, "again, after a lost connection"))
+    reserve(database, "b", 1)
+
+
+def test_what_a_killed_server_reserved_expires_and_who_was_only_slow_is_asked_once_more(database):
+    limit(database, FREE)
+    reserve(database, "slow", FREE, seconds=10.0)
+    with pytest.raises(Refusal):
+        reserve(database, "b", 1, at=10.9)
+    reserve(database, "b", 1, at=11.0)
+    with pytest.raises(Refusal):
+        record(database, "slow", FREE, at=12.0)
+    database.write(lambda c: usage.give_back(c, "b"))
+    record(database, "slow", FREE, at=12.0)
+
+
+def test_who_stores_more_than_was_reserved_is_asked_once_more(database):
+    limit(database, FREE)
+    reserve(database, "a", 1)
+    reserve(database, "b", FREE - 1)
+    with pytest.raises(Refusal):
+        record(database, "a", 2)
+    record(database, "a", 1)
+
+
+def test_reservations_of_processes_that_are_gone_end_at_once(database):
+    limit(database, FREE)
+    for name in ("request 1", "request_2", "upload"):
+        reserve(database, name, 1)
+    assert database.write(lambda c: usage.give_back_all(c, "request ")) == 1
+    with database.read() as connection:
+        left = [usage.is_reserved(connection, name) for name in ("request 1", "request_2", "upload")]
+    assert left == [False, True, True]
+
+
+def test_of_many_at_once_no_more_get_room_than_there_is(database):
+    limit(database, 3 * FREE)
+    ready = threading.Barrier(8)
+    answers: list[str] = []
+
+    def one(number: int) -> None:
+        ready.wait()
+        try:
+            reserve(database, str(number), FREE)
+        except Refusal as refusal:
+            answers.append(refusal.code)
+        else:
+            record(database, str(number), FREE)
+            answers.append("stored")
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == ["CONTENT_QUOTA_EXCEEDED"] * 5 + ["stored"] * 3
 
 
 def test_what_would_exceed_the_quota_is_refused_with_the_numbers(database):

@@ -7,7 +7,8 @@ sent. What is read back also feeds the digest of the whole: when the last part h
 to hash, and a local store takes the file in by its name. Where that cannot be, after a restart or with a
 remote store, finishing goes on beside the requests, and who asks is told that it does.
 
-Several processes may serve the same folder: each upload is locked while somebody writes to it.
+Several processes may serve the same folder: each upload is locked while somebody writes to it. Its room is
+reserved as long as it lies there (`Room`); one of which nothing counts is not kept.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainshed.content.blobs import (
     Blob,
@@ -49,7 +50,7 @@ MAX_UNFINISHED = 64
 """Unfinished uploads of one project."""
 _CATCH_UP_BYTES = 256 << 20
 """How much of what was there before one request hashes, beside its own part."""
-_SWEEP_SECONDS = 3600.0
+SWEEP_SECONDS = 3600.0
 _FINISHERS = 4
 _PROVERS = 4
 _STATE = re.compile(rb"(\d{20}) (\d{20})\n")
@@ -66,6 +67,37 @@ class OffsetMismatch(BlobError):
 
 class SizeMismatch(BlobError):
     """The upload was begun for another size."""
+
+
+class DiskReserved(StoreFull):
+    """The disk has less than uploads leave to everything else; both in bytes."""
+
+    def __init__(self, root: Path, free: int, reserve: int) -> None:
+        super().__init__(f"{root}: {free} bytes are free, and uploads leave {reserve} to everything else")
+        self.free = free
+        self.reserve = reserve
+
+
+class Room(Protocol):
+    """Keeps room for uploads, each under its own name."""
+
+    def reserve(self, project: str, name: str, blob: Blob) -> None:
+        """Keep room for the whole blob, or go on keeping it; may refuse. What it raises passes through."""
+        ...
+
+    def give_back(self, name: str) -> None:
+        """The upload is gone, and stored nothing."""
+        ...
+
+
+class NoQuota:
+    """A `Room` that is never full."""
+
+    def reserve(self, project: str, name: str, blob: Blob) -> None:
+        """See `Room.reserve`."""
+
+    def give_back(self, name: str) -> None:
+        """See `Room.give_back`."""
 
 
 class UploadBusy(BlobError):
@@ -107,6 +139,9 @@ class _Held:
     state: int
     folder: Path
 
+    def blob(self, size: int) -> Blob:
+        return Blob(self.name.partition(".")[0], size)
+
     def read_state(self) -> UploadState:
         return _parse(os.pread(self.state, 64, 0))
 
@@ -125,9 +160,10 @@ class _Held:
 class Uploads:
     """The unfinished uploads below ``root``, which must lie on the file system of a local ``store``.
 
-    ``allow`` is asked before a blob is stored and may refuse it; ``record`` notes what was stored, and for
-    which project: every byte came from it, even where the store had them already. Whatever they raise passes
-    through to whoever waits for it. Thread-safe. Raises `StoreUnavailable` where the folder cannot be made.
+    ``allow`` is asked before a blob is stored and may refuse it; ``record`` notes what was stored, for which
+    project and by which upload, whose room is used then: every byte came from the project, even where the
+    store had them already. Whatever they raise passes through to whoever waits for it. Thread-safe. Raises
+    `StoreUnavailable` where the folder cannot be made.
     """
 
     def __init__(
@@ -136,7 +172,8 @@ class Uploads:
         store: BlobStore,
         *,
         allow: Callable[[str], None],
-        record: Callable[[str, Blob], None],
+        record: Callable[[str, Blob, str], None],
+        room: Room | None = None,
         max_bytes: int = 1 << 40,
         reserve_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.time,
@@ -145,6 +182,7 @@ class Uploads:
         self._store = store
         self._allow = allow
         self._record = record
+        self._room = room or NoQuota()
         self._max_bytes = max_bytes
         self._reserve = reserve_bytes
         self._clock = clock
@@ -187,17 +225,23 @@ class Uploads:
             raise BlobTooLarge(f"a blob may have {self._max_bytes} bytes here, not {size}")
         if not self._is_whole(name, offset, size):
             with self._hold(name, create=offset == 0) as held:
-                offset = self._append(held, part, offset, size)
+                try:
+                    offset = self._append(project, held, part, offset, size)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        if not held.read_state().offset:
+                            self._drop(held)
+                    raise
         if offset < size:
             return UploadState(offset, size)
         return self._finished(project, name, size, FINISHING_SECONDS if wait is None else wait)
 
     def check_room(self) -> None:
-        """Whether the disk has more than what is left to everything else. Raises `StoreFull`."""
+        """Whether the disk has more than what is left to everything else. Raises `DiskReserved`."""
         with store_errors(self._root):
-            room = os.statvfs(self._root)
-        if room.f_bavail * room.f_frsize < self._reserve:
-            raise StoreFull(f"{self._root}: uploads leave {self._reserve} bytes to everything else")
+            disk = os.statvfs(self._root)
+        if (free := disk.f_bavail * disk.f_frsize) < self._reserve:
+            raise DiskReserved(self._root, free, self._reserve)
 
     def sweep(self) -> int:
         """Remove uploads that nobody went on with for `KEPT_SECONDS`; how many there were."""
@@ -209,8 +253,7 @@ class Uploads:
                 with self._hold(name) as held:
                     # Somebody may have gone on with it until it was locked.
                     if self._abandoned(name):
-                        held.remove()
-                        self._forget(name)
+                        self._drop(held)
                         removed += 1
         with self._guard:
             unheard = {name: each for name, each in self._finishing.items() if each.done()}
@@ -218,7 +261,7 @@ class Uploads:
                 del self._finishing[name]
         return removed
 
-    def _append(self, held: _Held, part: Readable, offset: int, size: int) -> int:
+    def _append(self, project: str, held: _Held, part: Readable, offset: int, size: int) -> int:
         """Write one part; how many bytes count now."""
         state = held.read_state()
         if state.size != size:
@@ -232,6 +275,7 @@ class Uploads:
         if state.offset != offset:
             raise OffsetMismatch(state.offset)
         self.check_room()
+        self._room.reserve(project, held.name, held.blob(size))
         with store_errors(self._root):
             # A server that was killed may have left a part behind them that does not count.
             os.ftruncate(held.data, offset)
@@ -304,20 +348,21 @@ class Uploads:
             self._finishing.pop(name, None)
 
     def _finish(self, project: str, name: str, size: int) -> None:
-        blob = Blob(name.partition(".")[0], size)
         with self._hold(name) as held:
+            blob = held.blob(size)
             if held.read_state().offset != size:
                 raise StoreUnavailable("the upload was taken back meanwhile; begin again")
             if os.fstat(held.data).st_size == size:
                 self._prove(held, blob)
                 self._allow(blob.sha256)
+                # It may have lain here whole for longer than its room was kept.
+                self._room.reserve(project, name, blob)
                 self._store.adopt(_files_of(self._root, name)[0], blob, self._closing.is_set)
             elif not self._store.exists(blob.sha256):
-                held.remove()
-                self._forget(name)
+                self._drop(held)
                 raise StoreUnavailable("the bytes of the upload are gone; begin again")
             # Else an earlier try got as far as the store and not as far as its record.
-            self._record(project, blob)
+            self._record(project, blob, name)
             held.remove()
         self._forget(name)
 
@@ -332,9 +377,14 @@ class Uploads:
             running.done += len(piece)
         found = running.digest.hexdigest()
         if (running.done, found) != (blob.size, blob.sha256):
-            held.remove()
-            self._forget(held.name)
+            self._drop(held)
             raise DigestMismatch(f"promised sha256 {blob.sha256}, received {found} ({running.done} bytes)")
+
+    def _drop(self, held: _Held) -> None:
+        """Remove an upload that stored nothing; its room first, or a crash would keep it for nothing."""
+        self._room.give_back(held.name)
+        held.remove()
+        self._forget(held.name)
 
     def _forget(self, name: str) -> None:
         with self._guard:
@@ -368,7 +418,7 @@ class Uploads:
         while True:
             with contextlib.suppress(BlobError):
                 self.sweep()
-            if self._closing.wait(_SWEEP_SECONDS):
+            if self._closing.wait(SWEEP_SECONDS):
                 return
 
     @contextlib.contextmanager

@@ -55,9 +55,8 @@ def of_version(
 
     named = f"{version.name}@{version.version}"
     hint = (
-        f"Publish {named} again from its source, which sends what is gone or cut off. An administrator sees "
-        f"all of the damage with `trainshed content verify {named}`; with --repair, publishing sends what was "
-        "changed, too."
+        f"Publish {named} again from its source: that sends what is gone or cut off. For what was changed an "
+        f"administrator runs `trainshed content verify {named} --repair` before."
     )
     return Hit(what, hint)
 

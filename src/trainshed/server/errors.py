@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from trainshed.content.blobs import StoreFull, StoreUnavailable
+from trainshed.content.uploads import DiskReserved
 from trainshed.model.errors import Refusal
 from trainshed.server.limits import BodyStalled
 from trainshed.store.database import DatabaseFull, DatabaseUnavailable
@@ -32,6 +33,16 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
     """What the caller is told of an error: refusals as they are, outages by name, anything else as ours."""
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, DiskReserved):
+        log.warning("uploads are refused: the rest of the disk is left to everything else", reason=str(error))
+        return Refusal.of(
+            "STORAGE_FULL",
+            f"{error.free} bytes are free on the server's disk, and uploads leave {error.reserve} to all "
+            "else (the server's setting `content.upload_reserve_bytes`)",
+            hint="Free space in the server's data folder, or lower `content.upload_reserve_bytes`.",
+            free_bytes=error.free,
+            upload_reserve_bytes=error.reserve,
+        )
     for kind, code, message in _OUTAGES:
         if isinstance(error, kind):
             log.warning(message, request_id=request_id, reason=str(error))

@@ -18,7 +18,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    text,
 )
 
 from trainshed.model.states import AllocationState, OutputStatus, State
@@ -85,12 +84,7 @@ blobs = Table(
     Column("touched_at", Double),
     # Its bytes are being removed; nobody may count on them.
     Column("deleting_at", Double),
-    Index(
-        "ix_blobs_deleting",
-        "deleting_at",
-        sqlite_where=text("deleting_at IS NOT NULL"),
-        postgresql_where=text("deleting_at IS NOT NULL"),
-    ),
+    partial_index("ix_blobs_deleting", "deleting_at", where="deleting_at IS NOT NULL"),
 )
 
 # Which projects sent the bytes of a blob, or had them checked: they alone may name it in what they publish.
@@ -100,6 +94,17 @@ project_blobs = Table(
     Column("project_id", ForeignKey("projects.id"), primary_key=True),
     Column("sha256", String(64), primary_key=True),
     Index("ix_project_blobs_sha256", "sha256"),
+)
+
+# Room of what projects with a quota are sending now. Of those with the same `sent` one counts.
+reservations = Table(
+    "content_reservations",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("project_id", ForeignKey("projects.id"), nullable=False),
+    Column("sent", String, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("expires_at", Double, nullable=False),
 )
 
 manifests = Table(

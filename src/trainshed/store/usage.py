@@ -18,8 +18,10 @@ from sqlalchemy import (
     Subquery,
     and_,
     bindparam,
+    delete,
     exists,
     func,
+    insert,
     literal,
     not_,
     select,
@@ -38,6 +40,7 @@ from trainshed.store.tables import (
     manifests,
     project_blobs,
     projects,
+    reservations,
     runner_revisions,
     runners,
     trials,
@@ -90,6 +93,28 @@ _UNNAMED = (
     .select_from(project_blobs.join(blobs, blobs.c.sha256 == project_blobs.c.sha256))
     .where(project_blobs.c.project_id == bindparam("project"), not_(_NAMED), not_(_IS_MANIFEST))
 )
+_SENDING = (
+    select(func.max(reservations.c.size).label("size"))
+    .where(
+        reservations.c.project_id == bindparam("project"),
+        reservations.c.expires_at > bindparam("at"),
+        reservations.c.sent != bindparam("sent"),
+    )
+    .group_by(reservations.c.sent)
+    .subquery()
+)
+_SENT = select(
+    _UNNAMED.scalar_subquery(), select(func.coalesce(func.sum(_SENDING.c.size), 0)).scalar_subquery()
+)
+_RESERVE = insert(reservations)
+_RESERVED = select(reservations.c.id).where(reservations.c.id == bindparam("name"))
+_HELD = select(reservations.c.size).where(
+    reservations.c.id == bindparam("name"), reservations.c.expires_at > bindparam("at")
+)
+_DROP_RESERVATION = delete(reservations).where(reservations.c.id == bindparam("name"))
+_DROP_EXPIRED = delete(reservations).where(
+    reservations.c.project_id == bindparam("project"), reservations.c.expires_at <= bindparam("at")
+)
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
 _STORED = select(blobs.c.sha256).where(blobs.c.sha256.in_(_WANTED))
 _QUOTA = select(projects.c.max_content_bytes).where(projects.c.id == bindparam("project"))
@@ -106,16 +131,10 @@ def check_quota(connection: Connection, project_id: str, manifest_sha256: str, s
     In the transaction that publishes it: of two publishers the second sees what the first one took. Raises
     `Refusal` ``CONTENT_QUOTA_EXCEEDED`` with the numbers.
     """
-    asked = {"project": project_id}
-    if connection.execute(_QUOTA, asked).scalar_one_or_none() is None:
-        return
-    query = _QUOTA
-    if connection.dialect.name == "postgresql":
-        # Submissions refer to the project's row too, and shall not wait.
-        query = query.with_for_update(key_share=True)
-    limit = connection.execute(query, asked).scalar_one_or_none()
+    limit = _locked_quota(connection, project_id)
     if limit is None:
         return
+    asked = {"project": project_id}
     if connection.execute(_COUNTS_ALREADY, {**asked, "manifest": manifest_sha256}).first() is not None:
         return
     used = counted_bytes(connection, project_id)
@@ -130,34 +149,121 @@ def check_quota(connection: Connection, project_id: str, manifest_sha256: str, s
         )
 
 
-def check_sent(connection: Connection, project_id: str, sizes: Mapping[str, int]) -> None:
-    """Refuse to store blobs, SHA-256 -> size, beyond what a project with a quota may send and not name.
+def is_reserved(connection: Connection, reservation: str) -> bool:
+    """Whether there is such a reservation, expired or not."""
+    return connection.execute(_RESERVED, {"name": reservation}).first() is not None
 
-    What no manifest holds counts beside what is published; a version that is withdrawn gives its room back at
-    once all the same. `ALWAYS_SENT_BYTES` are let in however full the quota is, because Runners are sent the
-    same way and do not count. Asks nothing more where there is no quota. Two requests at once may each take
-    the last room. Raises `Refusal` ``CONTENT_QUOTA_EXCEEDED`` with the numbers.
+
+def has_quota(connection: Connection, project_id: str) -> bool:
+    """Whether what the project sends is held to anything."""
+    return connection.execute(_QUOTA, {"project": project_id}).scalar_one_or_none() is not None
+
+
+def reserve(
+    connection: Connection,
+    project_id: str,
+    reservation: str,
+    sizes: Mapping[str, int],
+    *,
+    sent: str | None = None,
+    at: float,
+    seconds: float,
+) -> None:
+    """Have room for blobs, SHA-256 -> size, that a project with a quota is about to send, for ``seconds``.
+
+    What no manifest holds counts beside what is published, and so does what others of the project reserved; a
+    version that is withdrawn gives its room back at once all the same. `ALWAYS_SENT_BYTES` are let in however
+    full the quota is, because Runners are sent the same way and do not count. Of reservations with the same
+    ``sent`` one counts. Who reserves again under the same name, renews. Does nothing where there is no quota.
+
+    In a transaction of its own: of two the second sees what the first one took. Raises `Refusal`
+    ``CONTENT_QUOTA_EXCEEDED`` with the numbers.
     """
-    asked = {"project": project_id}
-    limit = connection.execute(_QUOTA, asked).scalar_one_or_none()
+    limit = _locked_quota(connection, project_id)
     if limit is None:
         return
+    connection.execute(_DROP_EXPIRED, {"project": project_id, "at": at})
+    connection.execute(_DROP_RESERVATION, {"name": reservation})
+    if size := _check_sent(connection, project_id, limit, sizes, sent, at):
+        row = {
+            "id": reservation,
+            "project_id": project_id,
+            "sent": reservation if sent is None else sent,
+            "size": size,
+            "expires_at": at + seconds,
+        }
+        connection.execute(_RESERVE, row)
+
+
+def settle(
+    connection: Connection, project_id: str, reservation: str, sizes: Mapping[str, int], *, at: float
+) -> None:
+    """End a reservation as the blobs become rows, in the same transaction and before they do.
+
+    One that has expired meanwhile, or was for less, is looked at as if it were new. Raises as `reserve` does.
+    """
+    limit = _locked_quota(connection, project_id)
+    held = connection.execute(_HELD, {"name": reservation, "at": at}).scalar_one_or_none()
+    connection.execute(_DROP_RESERVATION, {"name": reservation})
+    if limit is not None and (held is None or held < sum(sizes.values())):
+        sent = next(iter(sizes)) if len(sizes) == 1 else None
+        _check_sent(connection, project_id, limit, sizes, sent, at)
+
+
+def give_back(connection: Connection, reservation: str) -> None:
+    """End a reservation of what was not stored."""
+    connection.execute(_DROP_RESERVATION, {"name": reservation})
+
+
+def give_back_all(connection: Connection, prefix: str) -> int:
+    """End the reservations whose names begin so, of processes that are gone; how many."""
+    mine = reservations.c.id.startswith(prefix, autoescape=True)
+    return connection.execute(delete(reservations).where(mine)).rowcount
+
+
+def _locked_quota(connection: Connection, project_id: str) -> int | None:
+    """The quota; where there is one, nobody else publishes or reserves until this transaction ends."""
+    asked = {"project": project_id}
+    limit: int | None = connection.execute(_QUOTA, asked).scalar_one_or_none()
+    if limit is not None and connection.dialect.name == "postgresql":
+        # Submissions refer to the project's row too, and shall not wait.
+        query = _QUOTA.with_for_update(key_share=True)
+        limit = connection.execute(query, asked).scalar_one_or_none()
+    return limit
+
+
+def _check_sent(
+    connection: Connection,
+    project_id: str,
+    limit: int,
+    sizes: Mapping[str, int],
+    sent: str | None,
+    at: float,
+) -> int:
+    """How many bytes of the blobs would be new. Raises `Refusal` ``CONTENT_QUOTA_EXCEEDED``."""
     stored = set(connection.execute(_STORED, {"wanted": list(sizes)}).scalars())
     size = sum(size for sha256, size in sizes.items() if sha256 not in stored)
-    unnamed = int(connection.execute(_UNNAMED, asked).scalar_one())
-    if not size or unnamed + size <= ALWAYS_SENT_BYTES:
-        return
+    if not size:
+        return 0
+    # In one look: what is stored meanwhile is seen as the one or as the other.
+    asked = {"project": project_id, "at": at, "sent": sent or ""}
+    unnamed, sending = (int(each) for each in connection.execute(_SENT, asked).one())
+    if unnamed + sending + size <= ALWAYS_SENT_BYTES:
+        return size
     used = counted_bytes(connection, project_id)
-    if used + unnamed + size > limit:
+    if used + unnamed + sending + size > limit:
         raise Refusal.of(
             "CONTENT_QUOTA_EXCEEDED",
-            f"project `{project_id}` may hold {limit} bytes of content, holds {used} and sent {unnamed} that "
-            f"nothing names yet; this would add {size}. Publish what was sent; else it goes as garbage",
+            f"project `{project_id}` may hold {limit} bytes of content, holds {used}, sent {unnamed} that "
+            f"nothing names yet and is sending {sending}; this would add {size}. Publish what was sent; else "
+            "it goes as garbage, as uploads do that nobody goes on with",
             max_content_bytes=limit,
             content_bytes=used,
             unnamed_bytes=unnamed,
+            sending_bytes=sending,
             wanted_bytes=size,
         )
+    return size
 
 
 def usage(connection: Connection, project_id: str | None = None) -> list[Held]:

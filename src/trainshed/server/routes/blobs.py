@@ -22,9 +22,8 @@ from trainshed.server.documents import Param
 from trainshed.server.endpoints import Call, Operation, Routes
 from trainshed.server.shapes import blobs as shapes
 from trainshed.server.shapes import requests
-from trainshed.server.storage import record_stored
+from trainshed.server.storage import record_stored, reserved
 from trainshed.store import possession, queue
-from trainshed.store.usage import check_sent
 
 routes = Routes("content")
 
@@ -102,10 +101,10 @@ def put_blobs(call: Call) -> shapes.StoredBlobs:
     contents = _unpacked(b"".join(iter(partial(call.stream.read, MAX_BATCH_BYTES), b"")))
     sizes = {blob.sha256: blob.size for blob in contents}
     _refuse_going(call, sizes)
-    _check_room(call, sizes)
-    with _refusals():
-        call.services.blobs.put_many(contents)
-    _record(call, sizes)
+    with _room(call, sizes) as reservation:
+        with _refusals():
+            call.services.blobs.put_many(contents)
+        _record(call, sizes, reservation)
     return shapes.StoredBlobs(stored=len(contents), bytes=sum(sizes.values()))
 
 
@@ -125,10 +124,11 @@ def put_blob(call: Call, sha256: str) -> shapes.StoredBlob:
     _check_name(sha256)
     assert call.stream is not None  # noqa: S101 - the operation takes bytes
     _refuse_going(call, [sha256])
-    _check_room(call, {sha256: 1 if call.stream.declared is None else call.stream.declared})
-    with _refusals():
-        blob = call.services.blobs.put(call.stream, sha256=sha256, size=call.stream.declared)
-    _record(call, {blob.sha256: blob.size})
+    declared = call.stream.declared
+    with _room(call, {sha256: call.services.bodies.blob if declared is None else declared}) as reservation:
+        with _refusals():
+            blob = call.services.blobs.put(call.stream, sha256=sha256, size=declared)
+        _record(call, {blob.sha256: blob.size}, reservation)
     return shapes.StoredBlob(sha256=blob.sha256, size=blob.size)
 
 
@@ -175,7 +175,6 @@ def put_part(call: Call, sha256: str) -> shapes.BlobUpload:
     stored = _stored(call, sha256)
     if stored is None:
         _refuse_going(call, [sha256])
-        _check_room(call, {sha256: size})
         with _refusals():
             state = call.services.uploads.append(call.project, sha256, call.stream, offset=offset, size=size)
         stored = shapes.BlobUpload(sha256=sha256, offset=state.offset, size=state.size, stored=state.stored)
@@ -233,10 +232,11 @@ def _usable(call: Call, names: list[str]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name in usable}
 
 
-def _record(call: Call, sizes: Mapping[str, int]) -> None:
+def _record(call: Call, sizes: Mapping[str, int], reservation: str | None) -> None:
     """What was received whole, hashed and stored: the project has proved that it has it."""
     services = call.services
-    record_stored(services.database, services.blobs, sizes, at=call.now, sender=call.project)
+    at, project = services.clock(), call.project
+    record_stored(services.database, services.blobs, sizes, at=at, sender=project, reservation=reservation)
 
 
 def _refuse_going(call: Call, names: Collection[str]) -> None:
@@ -246,11 +246,14 @@ def _refuse_going(call: Call, names: Collection[str]) -> None:
             raise queue.blob_being_deleted(min(going))
 
 
-def _check_room(call: Call, sizes: Mapping[str, int]) -> None:
+@contextmanager
+def _room(call: Call, sizes: Mapping[str, int]) -> Iterator[str | None]:
     """Disk is left to everything else, and a project with a quota sends no more than it may hold."""
-    call.services.uploads.check_room()
-    with call.services.database.read() as connection:
-        check_sent(connection, call.project, sizes)
+    services = call.services
+    services.uploads.check_room()
+    request = services.ids.ulid()
+    with reserved(services.database, call.project, sizes, request=request, at=call.now) as reservation:
+        yield reservation
 
 
 def _stored(call: Call, sha256: str) -> shapes.BlobUpload | None:

@@ -1,0 +1,177 @@
+"""What a project with a quota sends counts while it is sent: at once, in parts, given up or killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from support.site import Site
+from trainshed.content.blobs import FolderBlobStore, StoreUnavailable
+from trainshed.content.uploads import KEPT_SECONDS
+from trainshed.server import storage
+from trainshed.server.config import ContentSettings
+from trainshed.store import usage
+from trainshed.store.tables import reservations
+
+SIZE = 1000
+REFUSED = (409, "CONTENT_QUOTA_EXCEEDED")
+
+
+@pytest.fixture
+def held(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A site whose project may send three blobs of `SIZE`."""
+    monkeypatch.setattr(usage, "ALWAYS_SENT_BYTES", 0)
+    limit(site, 3 * SIZE)
+    return site
+
+
+def limit(site: Site, size: int | None) -> None:
+    assert site.request("PATCH", "/v1/admin/projects/default", {"max_content_bytes": size}).is_success
+
+
+def blob() -> tuple[str, bytes]:
+    data = os.urandom(SIZE)
+    return f"/v1/content/blobs/{hashlib.sha256(data).hexdigest()}", data
+
+
+def reserved(site: Site) -> int:
+    with site.services.database.read() as connection:
+        return int(connection.execute(select(func.count()).select_from(reservations)).scalar_one())
+
+
+def said(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json().get("code", "stored")
+
+
+def part(site: Site, where: str, data: bytes, start: int, end: int) -> Any:
+    return site.request("PUT", f"{where}/upload?offset={start}&size={len(data)}", data[start:end])
+
+
+def test_of_blobs_that_are_sent_at_once_no_more_are_let_in_than_there_is_room_for(
+    held: Site, monkeypatch: pytest.MonkeyPatch
+):
+    together = threading.Barrier(3)
+    put = FolderBlobStore.put
+
+    def all_of_them(*args: Any, **options: Any) -> Any:
+        # Whoever was let in stores while the others are, too.
+        together.wait(20)
+        return put(*args, **options)
+
+    monkeypatch.setattr(FolderBlobStore, "put", all_of_them)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda each: said(held.request("PUT", *each)), [blob() for _ in range(8)]))
+    assert sorted(answers) == [(200, "stored")] * 3 + [REFUSED] * 5
+    assert reserved(held) == 0
+    assert said(held.request("PUT", *blob())) == REFUSED
+
+
+def test_unfinished_uploads_count_at_their_full_size(held: Site):
+    begun = [blob() for _ in range(3)]
+    for where, data in begun:
+        assert part(held, where, data, 0, SIZE - 1).status_code == 200
+    more = blob()
+    assert said(held.request("PUT", *more)) == said(part(held, *more, 0, 1)) == REFUSED
+    assert held.get(f"{more[0]}/upload").json()["size"] is None
+    assert sorted({path.stem for path in held.services.uploads._root.iterdir()}) == sorted(
+        f"{where.rpartition('/')[2]}.{hashlib.sha256(b'default').hexdigest()[:16]}" for where, _ in begun
+    )
+    for where, data in begun:
+        assert part(held, where, data, SIZE - 1, SIZE).json()["stored"]
+    assert reserved(held) == 0
+    assert said(held.request("PUT", *more)) == REFUSED
+
+
+def test_what_fails_gives_its_room_back(held: Site, monkeypatch: pytest.MonkeyPatch):
+    for _ in range(4):
+        where, _ = blob()
+        assert said(held.request("PUT", where, b"x" * SIZE)) == (409, "CONTENT_HASH_MISMATCH")
+        assert said(part(held, where, b"x" * SIZE, 0, SIZE)) == (409, "CONTENT_HASH_MISMATCH")
+        packed = b"%s %d\n" % (where.rpartition("/")[2].encode(), SIZE) + b"x" * SIZE
+        assert said(held.post("/v1/content/blobs", packed)) == (409, "CONTENT_HASH_MISMATCH")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        for method in ("put", "put_many"):
+            patched.setattr(FolderBlobStore, method, fail)
+        for _ in range(4):
+            assert said(held.request("PUT", *blob())) == (503, "STORAGE_UNAVAILABLE")
+        patched.setattr(type(held.services.uploads), "_write", fail)
+        for _ in range(4):
+            assert said(part(held, *blob(), 0, SIZE)) == (503, "STORAGE_UNAVAILABLE")
+    assert reserved(held) == 0
+    for _ in range(3):
+        assert said(held.request("PUT", *blob())) == (200, "stored")
+
+
+def test_uploads_that_nobody_goes_on_with_give_their_room_back(held: Site):
+    for _ in range(3):
+        assert part(held, *blob(), 0, 1).status_code == 200
+    assert said(held.request("PUT", *blob())) == REFUSED
+    for path in held.services.uploads._root.iterdir():
+        os.utime(path, (held.clock.now, held.clock.now))
+    held.clock.now += KEPT_SECONDS + 1
+    assert held.services.uploads.sweep() == 3
+    assert reserved(held) == 0
+    assert said(held.request("PUT", *blob())) == (200, "stored")
+
+
+def test_what_a_killed_server_was_receiving_gives_its_room_back(held: Site):
+    services = held.services
+    killed = []
+    for _ in range(3):
+        where, data = blob()
+        sizes = {where.rpartition("/")[2]: len(data)}
+        killed.append(storage.reserved(services.database, "default", sizes, request=where, at=held.clock.now))
+        killed[-1].__enter__()
+    assert said(held.request("PUT", *blob())) == REFUSED
+    if services.database.dialect == "sqlite":
+        again = storage.open_uploads(
+            ContentSettings(), services.blobs.root, services.blobs, services.database, held.clock
+        )
+        again.close()
+        assert reserved(held) == 0
+    else:
+        held.clock.now += 901
+    assert said(held.request("PUT", *blob())) == (200, "stored")
+
+
+def test_a_batch_counts_as_a_whole(held: Site):
+    many = [blob() for _ in range(4)]
+    packed = [b"%s %d\n" % (where.rpartition("/")[2].encode(), SIZE) + data for where, data in many]
+    assert said(held.post("/v1/content/blobs", b"".join(packed))) == REFUSED
+    assert said(held.post("/v1/content/blobs", b"".join(packed[:3]))) == (200, "stored")
+    assert said(held.post("/v1/content/blobs", b"".join(packed[:3]))) == (200, "stored"), "it adds nothing"
+    assert reserved(held) == 0
+
+
+def test_without_a_quota_nothing_is_reserved(site: Site, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(usage, "reserve", lambda *_, **__: pytest.fail("reserved"))
+    assert said(site.request("PUT", *blob())) == (200, "stored")
+    where, data = blob()
+    assert part(site, where, data, 0, 10).status_code == 200
+    assert part(site, where, data, 10, SIZE).json()["stored"]
+
+
+def test_the_disk_that_uploads_leave_is_named_with_its_setting_and_the_numbers(
+    sqlite_site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sqlite_site.services.uploads, "_reserve", 1 << 62)
+    where, data = blob()
+    for answer in (sqlite_site.request("PUT", where, data), part(sqlite_site, where, data, 0, SIZE)):
+        assert said(answer) == (507, "STORAGE_FULL")
+        told = answer.json()
+        assert told["upload_reserve_bytes"] == 1 << 62
+        assert 0 < told["free_bytes"] < 1 << 62
+        for said_too in ("`content.upload_reserve_bytes`", f"{told['free_bytes']} bytes", str(1 << 62)):
+            assert said_too in told["message"]
+        assert "content.upload_reserve_bytes" in told["hint"]
+    assert sqlite_site.get(f"{where}/upload").json()["size"] is None
