@@ -74,7 +74,7 @@ def submit_options(runner: str, *more: str) -> list[str]:
     return ["job", "submit", "--type", "train", "--runner", runner, "--gpu-type", "H100", "--gpu", "1", *more]
 
 
-def test_E82_the_whole_path_by_its_published_spelling(run, ok, runner, tmp_path):
+def test_E23_E50_E82_the_whole_path_by_its_published_spelling(run, ok, runner, tmp_path):
     command = "line one\n'two' \"three\" é $HOME \\"
     receipt = ok(*submit_options(runner, "--trials", "2", "--command", command))
     job = receipt["job_id"]
@@ -87,6 +87,9 @@ def test_E82_the_whole_path_by_its_published_spelling(run, ok, runner, tmp_path)
     assert ok("job", "result", job)["checkpoints"] == []
     trials = ok("trial", "list", "--type", "train", "--job-id", job)["items"]
     assert [trial["cleanup_confirmed"] for trial in trials] == [True, True]
+    assert [trial["job_id"] for trial in trials] == [job, job]
+    ended = ok("job", "get", job)
+    assert ok("job", "stop", job) == ended == ok("job", "get", job)
     for trial in trials:
         folder = tmp_path / trial["name"]
         fetched = ok("trial", "download", trial["trial_id"], "--to", str(folder))

@@ -82,9 +82,10 @@ def test_A4_an_empty_request_id_is_sent_for_the_server_to_refuse(run, accepting)
 
 
 @pytest.mark.parametrize("option", ALL_OPTIONS)
-def test_E12_A6_an_option_wins_in_every_trial_of_a_file(run, accepting, tmp_path, option):
+def test_E12_E13_A6_an_option_wins_in_every_trial_of_a_file(run, accepting, tmp_path, option):
     text, path, value = ALL_OPTIONS[option]
-    resources = {"gpu_type": "A100", "gpus": 1, "cpus": 1, "memory_mb": 1, "storage_mb": 1, "shm_mb": 1}
+    sizes = {"gpu_type": "A100", "gpus": 1, "cpus": 1, "memory_mb": 1, "storage_mb": 1, "shm_mb": 1}
+    resources = {**sizes, "a key without an option": [1]}
     spec = {
         "runner": "x/y@1",
         "image": "old",
@@ -93,7 +94,7 @@ def test_E12_A6_an_option_wins_in_every_trial_of_a_file(run, accepting, tmp_path
         "tags": {"k": "v"},
         "resources": resources,
     }
-    bare = {"runner": "x/y@2"}
+    bare = {"runner": "x/y@2", "resources": {"cpus": 7}}
     file = tmp_path / "request.json"
     original = {"request_id": "r", "trials": [{"name": "a", "spec": spec}, {"spec": bare}]}
     file.write_text(json.dumps(original))
@@ -111,6 +112,15 @@ def test_E12_A6_an_option_wins_in_every_trial_of_a_file(run, accepting, tmp_path
         if option == "--timeout-seconds":
             expected.pop("timeout_sec", None)
         assert found == expected
+
+
+@pytest.mark.parametrize("form", [{"spec": {"runner": "a/b@c"}}, {"trials": [{"spec": {"runner": "a/b@c"}}]}])
+def test_E11_a_request_file_is_sent_as_it_is(run, accepting, tmp_path, form):
+    document = {"request_id": "r", "type": "train", **form, "of a later version": {"x": None}}
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(document, indent=4))
+    assert run("job", "submit", "--spec", str(file)).status == 0
+    assert sent(accepting) == document
 
 
 def test_E16_the_single_form_is_overridden_too(run, accepting, tmp_path):

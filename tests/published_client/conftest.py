@@ -50,8 +50,8 @@ class PublishedClient:
 
     environment: Mapping[str, str]
 
-    def el(self, *arguments: str, expect: int = 0, text: str | None = None) -> Ran:
-        ran = self.run([str(CLIENT / "bin" / "el"), *arguments], text=text)
+    def el(self, *arguments: str, expect: int = 0, text: str | None = None, cwd: Path | None = None) -> Ran:
+        ran = self.run([str(CLIENT / "bin" / "el"), *arguments], text=text, cwd=cwd)
         assert ran.status == expect, f"el {arguments}: {ran}"
         return ran
 
@@ -69,13 +69,14 @@ class PublishedClient:
         assert ran.status == 0, ran.err
         return json.loads(ran.out.splitlines()[-1])
 
-    def run(self, command: Sequence[str], text: str | None = None) -> Ran:
+    def run(self, command: Sequence[str], text: str | None = None, cwd: Path | None = None) -> Ran:
         done = subprocess.run(
             command,
             input=text if text is not None else "",
             capture_output=True,
             text=True,
             env=dict(self.environment),
+            cwd=cwd,
             check=False,
             timeout=120,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from support.registry import Registry
 from support.waiting import wait_until
+from support.watching import Watch
 
 SUBMIT = ("job", "submit", "--type", "train", "--gput-type", "H100", "--gpu", "1", "--runner")
 RUN = (*SUBMIT, "envloop/bash@main")
@@ -107,7 +109,7 @@ def test_a_long_log_is_followed_from_its_first_record_with_a_cursor_and_by_tail_
     assert len(first["items"]) == 500
 
 
-def test_E12_a_request_file_is_sent_as_it_is(client, tmp_path):
+def test_E15_E88_E89_E90_a_request_file_is_sent_as_it_is(client, tmp_path):
     request = {
         "request_id": str(uuid.uuid4()),
         "trials": [
@@ -127,12 +129,15 @@ def test_E12_a_request_file_is_sent_as_it_is(client, tmp_path):
     path = _write(tmp_path, request)
     job = client.el("job", "submit", "--type", "train", "--file", path, "--wait").json
     trials = {trial["name"]: trial for trial in job["training"]["trials"]}
+    assert list(trials) == ["left", "right"]
     assert {name: trial["tags"] for name, trial in trials.items()} == {
         "left": {"arm": "left"},
         "right": {"arm": "right"},
     }
     assert job["tags"] == {"arm": "left"}
     assert {trial["timeout_seconds"] for trial in trials.values()} == {60}
+    for trial in trials.values():
+        assert client.el("trail", "get", trial["trial_id"]).json["tags"] == trial["tags"]
     again = client.el("job", "submit", "--type", "train", "--file", path).json
     assert again["job_id"] == job["job_id"]
 
@@ -168,7 +173,7 @@ def test_E24_E28_the_same_request_id_gives_the_same_job_and_other_input_a_confli
         (("--docker", "127.0.0.1:1/no/registry"), "EXECUTOR_UNAVAILABLE"),
     ],
 )
-def test_a_refusal_is_printed_with_its_own_code(client, options, code):
+def test_E4_a_refusal_is_printed_with_its_own_code(client, options, code):
     assert code in client.el(*RUN, *options, expect=1).err
 
 
@@ -205,6 +210,21 @@ def test_E34_sizes_and_counts_of_the_shortcut_options_arrive_as_written(client):
         "storage_mb": 2048,
         "shm_mb": 64,
     }
+
+
+def test_E46_nothing_of_the_folder_is_read_but_the_request_file(client, tmp_path):
+    folder = tmp_path / "project"
+    (folder / "envloop/bash").mkdir(parents=True)
+    for name in ("train.py", "runner.toml", "envloop/bash/main.sh"):
+        (folder / name).write_text("only here")
+    os.mkfifo(folder / "pipe")
+    spec = {"runner": "envloop/bash@main", "command": "python train.py; true"}
+    _write(folder, {"request_id": str(uuid.uuid4()), "spec": spec})
+    with Watch(folder) as watch:
+        client.el(*RUN, "--command", spec["command"], cwd=folder)
+        assert watch.opened() == set()
+        client.el("job", "submit", "--type", "train", "--file", "request.json", cwd=folder)
+        assert watch.opened() == {"request.json"}
 
 
 # Stopping

@@ -43,7 +43,7 @@ def test_E24_a_retry_answers_the_same_job_and_a_change_raises_the_conflict(clien
     assert answer == [True, "JOB_REQUEST_CONFLICT", 409]
 
 
-def test_E82_the_five_reads_and_actions_work_with_the_receipt(client):
+def test_E23_E82_the_five_reads_and_actions_work_with_the_receipt(client):
     answer = client.sdk(
         "job_id = client.training_jobs.submit(request)['job_id']\n"
         "client.training_jobs.wait(job_id, timeout=60)\n"
@@ -54,6 +54,7 @@ def test_E82_the_five_reads_and_actions_work_with_the_receipt(client):
         "    'result': client.training_jobs.result(job_id)['status'],\n"
         "    'stop': client.training_jobs.stop(job_id)['status'],\n"
         "    'jobs': [job['job_id'] == job_id for job in client.training_jobs.list(limit=1)['items']],\n"
+        "    'trials': [trial['job_id'] == job_id for trial in trials],\n"
         "    'trial': client.trials.status(trials[0]['trial_id'])['status'],\n"
         "    'metrics': client.trials.metrics(trials[0]['trial_id'])['items'],\n"
         "    'log': [record['content'] for record in logs['items']],\n"
@@ -66,6 +67,7 @@ def test_E82_the_five_reads_and_actions_work_with_the_receipt(client):
         "result": "completed",
         "stop": "completed",
         "jobs": [True],
+        "trials": [True],
         "trial": "succeeded",
         "metrics": [],
         "log": ["one", "loss=0.5 step=3"],

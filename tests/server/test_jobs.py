@@ -65,6 +65,36 @@ def test_E28_other_input_is_a_conflict_that_names_what_differs(site: Site):
     assert [path.rpartition("spec.")[2] for path in paths] == ["command", "tags"]
 
 
+@pytest.mark.parametrize("resources", [{"gpus": 2}, {"gpu_type": "H200"}, {"cpus": 5}, {"memory_mb": 2048}])
+def test_E27_other_resources_are_a_conflict_and_change_nothing(sqlite_site: Site, resources: dict[str, Any]):
+    site = sqlite_site
+    job = site.submit("r", resources={"gpu_type": "H100", "gpus": 1, "memory_mb": 1024})
+    (name,) = resources
+    changed = {"gpu_type": "H100", "gpus": 1, "memory_mb": 1024, **resources}
+    answer = site.post("/v1/jobs", submission("r", resources=changed))
+    assert (answer.status_code, answer.json()["code"]) == (409, "JOB_REQUEST_CONFLICT")
+    assert [fault["path"].rpartition("spec.")[2] for fault in answer.json()["errors"]] == [
+        f"resources.{name}"
+    ]
+    assert site.get("/v1/jobs").json()["items"] == [job]
+
+
+def test_E59_a_projects_limits_are_looked_at_before_a_job_is_made(sqlite_site: Site):
+    site = sqlite_site
+    for name, limits, status, code in (
+        ("narrow", {"max_gpus": 1}, 409, "TRAIN_JOB_CAPACITY_EXCEEDED"),
+        ("poor", {"budget_gpu_hours": 0.5}, 402, "INSUFFICIENT_BALANCE"),
+    ):
+        assert site.post("/v1/admin/projects", {"project_id": name, **limits}).status_code == 201
+        key = site.add_key(name)
+        large = {"resources": {"gpu_type": "H100", "gpus": 2}, "timeout_seconds": 3600}
+        answer = site.post("/v1/jobs", submission("r", **large), key=key)
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert site.get("/v1/jobs", key=key).json()["items"] == []
+        small = {"resources": {"gpu_type": "H100", "gpus": 1}, "timeout_seconds": 60}
+        assert site.post("/v1/jobs", submission("r", **small), key=key).status_code == 201
+
+
 def test_a_job_reads_the_same_under_both_families(site: Site):
     job = site.submit()
     path = job["job_id"]
