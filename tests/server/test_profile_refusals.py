@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from support.profiles import (
     ABI,
@@ -25,9 +26,11 @@ from support.rows import IDS
 from support.site import Site
 from trainshed.control import profiles
 from trainshed.control.profiles import MAX_DEPENDENCIES, MAX_DEPENDENCY_DEPTH, MAX_SNAPSHOT_BYTES
-from trainshed.model.content import ContentKind
+from trainshed.model.content import ContentKind, parse_content_uri
+from trainshed.model.errors import Refusal
 from trainshed.model.json_schema import MAX_STEPS, MAX_TOTAL_STEPS
-from trainshed.store import jobs
+from trainshed.store import contents, jobs
+from trainshed.store.tables import content_versions
 
 NOTHING = "0" * 64
 
@@ -277,6 +280,26 @@ def test_E95_a_manifest_that_the_storage_damaged_is_found_before_anything_is_all
     assert "is gone" in world.message(profile)
     blobs["inputs.data"].write_bytes(whole[blobs["inputs.data"]])
     world.accepted(profile)
+
+
+def test_E96_a_default_that_is_a_local_path_is_refused_when_published_and_of_older_recipes_when_used(
+    make_site: Callable[..., Site], tmp_path: Path
+):
+    world = World.on(make_site(), tmp_path)
+    files = {**recipe_files(), "recipe.toml": recipe_files()["recipe.toml"].replace(b'"0.001"', b'"~/lr"')}
+    with pytest.raises(Refusal) as caught:
+        published(world.site, ContentKind.RECIPES, "envloop/local", files)
+    assert [fault.path for fault in caught.value.faults] == ["parameters.properties.lr.default"]
+    uses = dependency("old", world.recipe.reference["uri"], world.recipe.manifest_sha256)
+    user = world.new_recipe("envloop/user", uses)
+    with world.site.services.database.read() as connection:
+        about = contents.resolve(connection, "default", parse_content_uri(world.recipe.uri)).about
+    older = about.replace('"0.001"', '"~/lr"')
+    change = update(content_versions).where(content_versions.c.about == about).values(about=older)
+    world.site.services.database.write(lambda connection: connection.execute(change))
+    for reference in (world.recipe.reference, user.reference):
+        assert world.refused(world.v2(recipe=reference)) == (422, {"recipe": "INVALID_PROFILE"})
+        assert "older rules" in world.message(world.v2(recipe=reference))
 
 
 def test_E95_nothing_is_frozen_of_a_refused_profile(world: World):

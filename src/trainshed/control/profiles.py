@@ -287,19 +287,9 @@ class _Freezing:
         version = self.find(("recipe",), reference) or self.named(reference.uri)
         if version is None:
             return None
-        try:
-            with self.gate.turn():  # the first time its schema is judged
-                recipe = _recipe(version.manifest_sha256, version.about)
-        except Refusal as refusal:
-            if refusal.code == "RATE_LIMITED":
-                raise
-            for fault in refusal.faults:
-                self.faults.add(
-                    place_text(f"{self.request.path}.profile", ("recipe",)),
-                    _MALFORMED,
-                    f"the Recipe {reference.uri} was published under older rules; {fault.message}",
-                    "Correct its recipe.toml, publish it again and name the new one.",
-                )
+        with self.gate.turn():  # the first time its schema is judged
+            recipe = self.read(version)
+        if recipe is None:
             return None
         definition = self.definition
         if definition is not None and (declared := definition.recipe_entrypoint) != recipe.entrypoint:
@@ -312,6 +302,18 @@ class _Freezing:
         self.use("recipe", version)
         self.follow(recipe, "", 1)
         return recipe
+
+    def read(self, version: ContentVersion) -> Recipe | None:
+        """The Recipe, unless an earlier version of the server let it be published and this one would not."""
+        try:
+            return _recipe(version.manifest_sha256, version.about)
+        except Refusal as refusal:
+            path = f"{self.request.path}.profile.recipe"
+            for fault in refusal.faults:
+                said = f"the Recipe {version.uri} was published under older rules: {fault.message}"
+                hint = "Correct its recipe.toml, publish it again and name the new one."
+                self.faults.add(path, _MALFORMED, said, hint)
+            return None
 
     def follow(self, recipe: Recipe, above: str, depth: int) -> None:
         """Check and list what a Recipe depends on, and what that depends on (E101, E102)."""
@@ -329,7 +331,8 @@ class _Freezing:
             if version is not None:
                 self.dependencies[full] = reference.document()
                 self.use(f"dependency:{full}", version)
-                self.follow(_recipe(version.manifest_sha256, version.about), f"{full}.", depth + 1)
+                if (below := self.read(version)) is not None:
+                    self.follow(below, f"{full}.", depth + 1)
 
     def parameters(self, reference: Reference, recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         key = (str(reference.uri), canonical_json(dict(given)))
