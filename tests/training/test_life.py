@@ -177,7 +177,7 @@ while [ ! -e {MOUNT}/done-0 ] || [ ! -e {MOUNT}/done-1 ]; do sleep 0.05; done"""
 
 
 @pytest.mark.timeout(300)
-def test_C31_a_check_passes_with_numbers_before_the_command_runs(live: Live) -> None:
+def test_C31_C32_a_check_passes_with_numbers_before_the_command_runs(live: Live) -> None:
     job = live.create(
         f'echo "$NCCL_DEBUG" > {MOUNT}/checked-$RANK',
         workers=1,
@@ -196,7 +196,7 @@ def test_C31_a_check_passes_with_numbers_before_the_command_runs(live: Live) -> 
         assert word in first, first
 
 
-def test_C31_without_torch_the_check_fails_by_name_and_the_command_never_runs(live: Live) -> None:
+def test_C31_C58_without_torch_the_check_fails_by_name_and_the_command_never_runs(live: Live) -> None:
     job = live.create(
         f"touch {MOUNT}/unchecked",
         env=[{"name": "PATH", "value": "/usr/bin:/bin"}],

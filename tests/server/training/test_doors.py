@@ -13,6 +13,7 @@ from trainshed.model.training.words import SHOWN
 
 Submit = Callable[..., dict[str, Any]]
 Person = Callable[..., str]
+RESOURCE_TYPES = ("reserved", "ondemand", "spot", "idle")
 
 
 def test_C55_a_submission_answers_its_names_and_place_and_is_found_by_the_next_call(site: Site):
@@ -77,6 +78,28 @@ def test_T1_several_faults_of_a_task_are_answered_at_once_and_nothing_is_created
     }  # fmt: skip
     assert site.post("/v1/jobs/validate", document).json()["errors"] == answer.json()["errors"]
     assert site.get("/v1/tasks").json()["items"] == []
+
+
+def test_C17_a_resource_type_is_one_of_four_and_one_that_the_pool_offers(site: Site, submit: Submit):
+    def refused(resource_type: Any) -> list[tuple[str, str]]:
+        document = task_document()
+        document["spec"]["resource_type"] = resource_type
+        answer = site.post("/v1/jobs", document)
+        assert answer.status_code == 422, answer.text
+        return [(fault["path"], fault["code"]) for fault in answer.json()["errors"]]
+
+    assert {submit(resource_type=word)["state"] for word in RESOURCE_TYPES} == {"Queuing"}
+    kept = {task["resource_type"] for task in site.get("/v1/tasks").json()["items"]}
+    assert kept == set(RESOURCE_TYPES)
+    for word in ("Reserved", "on-demand", "", 7, None):
+        assert refused(word) == [("spec.resource_type", "RESOURCE_TYPE_UNKNOWN")]
+    catalog = site.get("/v1/catalog").json()["document"]
+    catalog["pools"][0]["resource_types"] = ["reserved", "ondemand"]
+    catalog["quotas"] = []
+    assert site.request("PUT", "/v1/catalog", {"document": catalog}).status_code == 200
+    for word in ("spot", "idle"):
+        assert ("spec.resource_type", "RESOURCE_TYPE_NOT_OFFERED") in refused(word)
+    assert len(site.get("/v1/tasks").json()["items"]) == 4
 
 
 def test_C16_validate_tells_everything_but_creates_nothing(site: Site):

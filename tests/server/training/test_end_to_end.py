@@ -43,6 +43,10 @@ def task_of(server: ServerProcess, name: str) -> dict[str, Any]:
     return dict(server.http().get(f"/v1/tasks/{name}").json)
 
 
+def events_of(server: ServerProcess, name: str) -> list[str]:
+    return [event["code"] for event in server.http().get(f"/v1/tasks/{name}/events").json["items"]]
+
+
 def submit(server: ServerProcess, **spec: Any) -> str:
     document = {
         "type": "train",
@@ -85,7 +89,7 @@ def test_C57_a_task_of_two_replicas_runs_tells_its_life_and_is_announced(
     for role, line in (("master", "rank 0 of 2"), ("worker", "rank 1 of 2")):
         page = server.http().get(f"/v1/tasks/{name}/logs?role={role}").json
         assert line in [item["content"] for item in page["items"]]
-    codes = [event["code"] for event in server.http().get(f"/v1/tasks/{name}/events").json["items"]]
+    codes = events_of(server, name)
     wanted = ["SUBMITTED", "QUEUED", "ADMITTED", "PLACED", "STARTED", "FINISHED"]
     assert [code for code in codes if code in wanted] == wanted
     wait_until(lambda: len(posts) == 2, 30, "both alarms to arrive")
@@ -93,7 +97,7 @@ def test_C57_a_task_of_two_replicas_runs_tells_its_life_and_is_announced(
     server.wait_for_release(task["job_id"])
 
 
-def test_C28_a_task_without_room_waits_with_a_reason_and_starts_when_there_is_some(server: ServerProcess):
+def test_C28_C58_a_task_without_room_waits_with_a_reason_and_starts_when_there_is_some(server: ServerProcess):
     first = submit(
         server, instance={"specs": ["h100x8"]}, cmd="read -r line < /dev/zero", name_prefix="first"
     )
@@ -106,6 +110,11 @@ def test_C28_a_task_without_room_waits_with_a_reason_and_starts_when_there_is_so
 
     why = wait_until(waits, 30, "the second task to say why it waits")
     assert (why["position"], bool(why["unblock"])) == (1, True)
+    assert "0 are free" in why["message"]
+    facts = why["blocked_by"]
+    assert (facts["requested"], facts["available"]) == (1, 0)
+    assert events_of(server, second) == ["SUBMITTED", "QUEUED"]
     assert server.http().post(f"/v1/tasks/{first}/stop", {}).status == 200
     assert ended(server, first)["state"] == "Stopped"
     assert ended(server, second)["state"] == "Succeeded"
+    assert events_of(server, second)[:4] == ["SUBMITTED", "QUEUED", "ADMITTED", "PLACED"]
