@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import select, update
 
 from support.contents import collector, damages, events, manifest_of, publish
+from support.deployment import Inline
 from support.site import Site, finish, start, trials
+from trainshed.content.blobs import Blob, FolderBlobStore, StoreUnavailable
+from trainshed.control import garbage
+from trainshed.control.background import Background
 from trainshed.model.content import ContentKind
 from trainshed.store import queue
 from trainshed.store.tables import blobs
@@ -130,3 +136,89 @@ def test_a_folder_in_the_place_of_a_blob_is_damage_that_repair_or_publishing_men
         assert place(site).read_bytes() == RIGHT
         assert [each for each in damages(site) if each["problem"] != "changed"] == []
         assert collector(site).run(sweep=True).adopted == 0
+
+
+def said(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["code"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed", "a folder"])
+def test_a_damaged_manifest_is_told_by_every_door_that_reads_it(sqlite_site: Site, damage: str):
+    site = sqlite_site
+    assert send_and_publish(site)[0].status_code == 201
+    digest = manifest_of(ContentKind.DATASETS, {"train.txt": RIGHT}).sha256
+    place(site, digest).unlink()
+    if damage == "a folder":
+        place(site, digest).mkdir()
+    elif damage == "changed":
+        place(site, digest).write_bytes(b"x" * 300)
+    version = "/v1/content/datasets/team/words/versions/1"
+    for where in ("/files", "/files/train.txt"):
+        answer = site.get(version + where)
+        assert said(answer) == (409, "CONTENT_DAMAGED"), where
+        assert "the manifest of envloop://datasets/team/words@1" in answer.json()["message"]
+        assert "content verify team/words@1" in answer.json()["hint"]
+    if damage != "changed":
+        assert said(site.get(f"{version}/manifest")) == (409, "CONTENT_DAMAGED")
+        again = site.post(
+            "/v1/content/datasets/team/words/versions", {"manifest_sha256": digest, "version": "1"}
+        )
+        assert (again.json()["code"], again.json()["missing"]) == ("BLOB_NOT_FOUND", [digest])
+        assert send_and_publish(site)[0].status_code == 200
+        assert site.get(f"{version}/files/train.txt").content == RIGHT
+
+
+def test_a_damaged_file_is_told_by_its_path_alone_and_among_others(sqlite_site: Site):
+    site = sqlite_site
+    files = {"sub/a.txt": RIGHT, "empty": b""}
+    publish(site, files=files, version="1")
+    place(site).unlink()
+    place(site).write_bytes(RIGHT[:3])
+    version = "/v1/content/datasets/team/words/versions/1"
+    asked = [hashlib.sha256(data).hexdigest() for data in files.values()]
+    for answer in (
+        site.get(f"{version}/files/sub/a.txt"),
+        site.get(f"{version}/blobs/{NAME}"),
+        site.post(f"{version}/blobs", {"sha256": asked}),
+    ):
+        assert said(answer) == (409, "CONTENT_DAMAGED")
+        assert answer.json()["message"].startswith("`sub/a.txt` of envloop://datasets/team/words@1: 3 of its")
+    assert site.post(f"{version}/blobs", {"sha256": asked[1:]}).status_code == 200
+
+
+def test_b13_a_runner_s_damaged_file_has_the_code_of_the_contract(sqlite_site: Site):
+    site = sqlite_site
+    [runner] = site.get("/v1/runners").json()["items"]
+    where = f"/v1/runners/{runner['name']}/{runner['revision']}"
+    [file, *_] = site.get(where).json()["files"]
+    place(site, file["sha256"]).unlink()
+    answer = site.get(f"{where}/files/{file['path']}")
+    assert said(answer) == (409, "RUNNER_HASH_MISMATCH")
+    assert answer.json()["message"].startswith(f"`{file['path']}` of {runner['name']}@")
+
+
+class Failing(FolderBlobStore):
+    """A store that cannot be looked through."""
+
+    broken = True
+
+    def names(self) -> Iterator[Blob]:
+        if self.broken:
+            raise StoreUnavailable("no answer")
+        return super().names()
+
+
+def test_a_sweep_that_failed_is_due_still(sqlite_site: Site, monkeypatch: pytest.MonkeyPatch):
+    site = sqlite_site
+    blobs, background = Failing(site.services.blobs.root), Background(Inline(), site.clock, lambda: None)
+    place(site).write_bytes(RIGHT)
+    monkeypatch.setattr(garbage, "PASS_SECONDS", 0.0)
+    keeping = garbage.Housekeeping(
+        site.services.database, blobs, site.clock, background, grace_seconds=86_400.0
+    )
+    keeping.look()
+    assert recorded(site) is None
+    blobs.broken = False
+    site.clock.now += 7200
+    keeping.look()
+    assert recorded(site) == len(RIGHT)

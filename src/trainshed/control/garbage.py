@@ -306,9 +306,10 @@ class Housekeeping:
         return True
 
     def _pass(self, asked: str | None) -> bool:
-        report = Report(self._database, self._clock, asked)
+        report, begun = Report(self._database, self._clock, asked), self._clock()
+        sweep = asked is not None or self._sweep_is_due(begun)
         try:
-            found = self._collector.run(sweep=self._sweeps(asked), told=report.tell)
+            found = self._collector.run(sweep=sweep, told=report.tell)
         except Stopped:
             return True
         except DatabaseUnavailable:
@@ -320,6 +321,9 @@ class Housekeeping:
             self._left = True
             return False
         self._left = False
+        if sweep:
+            # Only now: a sweep that failed is due still.
+            self._database.write(lambda c: settings.put(c, settings.GARBAGE_SWEPT, repr(begun)))
         did = found.blobs or found.manifests or found.adopted
         if did:
             log.info("collected garbage", **asdict(found))
@@ -327,15 +331,11 @@ class Housekeeping:
             report.end("done", found=found)
         return True
 
-    def _sweeps(self, asked: str | None) -> bool:
-        """Whether this pass looks through the store itself; it notes when it did so last."""
-        now = self._clock()
+    def _sweep_is_due(self, now: float) -> bool:
+        """Whether the store itself was not looked through for a day."""
         with self._database.read() as connection:
             last = float(settings.get(connection, settings.GARBAGE_SWEPT) or "-inf")
-        if asked is None and now - last < SWEEP_SECONDS:
-            return False
-        self._database.write(lambda c: settings.put(c, settings.GARBAGE_SWEPT, repr(now)))
-        return True
+        return now - last >= SWEEP_SECONDS
 
 
 class Report:

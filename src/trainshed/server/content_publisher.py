@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainshed.content.blobs import BlobNotFound, BlobStore, FolderBlobStore
+from trainshed.content.blobs import BlobNotFound, BlobStore, DigestMismatch, FolderBlobStore
 from trainshed.content.trees import VerifiedManifest, check_recipe, verify_manifest
 from trainshed.model.access import Principal, Visibility
 from trainshed.model.content import SHA256, VERSION, ContentKind
@@ -206,7 +206,7 @@ def _stored_manifest(
     try:
         with blobs.open(digest) as reader:
             return verify_manifest(reader.read, kind, digest)
-    except BlobNotFound:
+    except (BlobNotFound, DigestMismatch):
         raise _missing([digest], 1, "the manifest's bytes are gone; send it again") from None
 
 

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from trainshed.content.blobs import StoreFull, StoreUnavailable
+from trainshed.content.blobs import DigestMismatch, StoreFull, StoreUnavailable
 from trainshed.content.uploads import DiskReserved
 from trainshed.model.errors import Refusal
 from trainshed.server.limits import BodyStalled
@@ -57,6 +57,7 @@ _OUTAGES: tuple[tuple[type[Exception], str, str], ...] = (
     (DatabaseFull, "STORAGE_FULL", "the disk under the server's database is full"),
     (DatabaseUnavailable, "DATABASE_UNAVAILABLE", "the database did not answer"),
     (StoreFull, "STORAGE_FULL", "the disk under the server's data folder is full"),
+    (DigestMismatch, "CONTENT_DAMAGED", "stored bytes that this needs are damaged"),
     (StoreUnavailable, "STORAGE_UNAVAILABLE", "the server's data folder cannot be used"),
 )
 
