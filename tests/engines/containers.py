@@ -164,3 +164,19 @@ def refusal(engine: LocalEngine, image: str, said: list[str] | None = None) -> E
     with pytest.raises(EngineError) as refused:
         engine.prepare(image, progress.append, lambda: False)
     return refused.value
+
+
+def pulls_below(path: Path) -> list[int]:
+    """Processes that pull an image for an engine below ``path``."""
+    mark = f"HOME={path}/".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                pulls = b"\0pull\0" in words or b"/docker_pull.py\0" in words
+                if pulls and mark in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from support.docker import running_docker
+from trainshed.cli import doctor
 from trainshed.engines.local import ImageSettings, LocalEngine
+
+BROKEN = "podman is installed but runs no container (podman made no container: it is broken)"
 
 
 def reason(path: Path) -> str | None:
@@ -55,3 +59,40 @@ def test_a_daemon_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pyte
     (programs / "docker").chmod(0o755)
     monkeypatch.setattr("trainshed.engines.local.runtimes.search_path", lambda: str(programs))
     assert reason(tmp_path / "engine") == "docker does not answer: Cannot connect to the Docker daemon"
+
+
+def test_docker_runs_images_where_podman_is_broken_and_it_is_said_why(
+    docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del docker_host  # the environment names it
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "podman").write_text("#!/bin/sh\necho 'Error: it is broken' >&2\nexit 125\n")
+    (programs / "podman").chmod(0o755)
+    docker = shutil.which("docker")
+    assert docker
+    (programs / "docker").symlink_to(docker)
+    monkeypatch.setattr("trainshed.engines.local.runtimes.search_path", lambda: str(programs))
+    engine = LocalEngine(tmp_path / "engine")
+    facts = engine.image_facts()
+    engine.close()
+    assert facts["images"] is None
+    assert str(facts["image_runtime"]).startswith("docker ")
+    assert facts["image_runtime_note"] == BROKEN
+    shown = doctor._images(facts)
+    assert (shown.state, shown.found) == (
+        doctor.OK,
+        f"run by {facts['image_runtime']}; {facts['image_runtime_note']}",
+    )
+    only = LocalEngine(tmp_path / "engine", images=ImageSettings(runtime="podman"))
+    assert only.images() == BROKEN
+    only.close()
+    (programs / "docker").unlink()
+    (programs / "docker").write_text("#!/bin/sh\necho 'no daemon' >&2\nexit 1\n")
+    (programs / "docker").chmod(0o755)
+    neither = LocalEngine(tmp_path / "engine")
+    reason = str(neither.images())
+    neither.close()
+    neither._layout.remove_parents()
+    assert reason.startswith("podman is installed but runs no container (")
+    assert reason.endswith("; docker does not answer: no daemon")

@@ -22,7 +22,6 @@ from trainshed.engines import EndedBy, EngineError, Exit, Mount, Phase
 from trainshed.engines.local import DEFAULT_USER
 from trainshed.engines.local.runtimes import LABEL
 from trainshed.jobkit import frames
-from trainshed.model.resources import Gpu
 
 
 def run(harness: LocalHarness, text: str, **settings: object) -> Exit:
@@ -334,18 +333,3 @@ def test_programs_that_lost_their_parent_are_collected(contained: ImageHarness) 
     )
     assert run(contained, text).code == 0
     assert output(contained) == "0\n"
-
-
-def test_real_gpus_without_a_specification_are_said_to_be_missing(
-    podman: ImageHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainshed.engines.local.containers.CDI_FOLDERS", (tmp_path / "cdi",))
-    real = Gpu(index=3, model="H100", uuid="GPU-3", memory_mb=81_920)
-    launch = replace(podman.launch("attempt-1", Behaviour.SUCCEEDS), gpus=(real,))
-    with pytest.raises(EngineError, match="no CDI specification"):
-        podman.engine.launch(launch)
-    (tmp_path / "cdi").mkdir()
-    (tmp_path / "cdi" / "nvidia.yaml").touch()
-    box = podman.engine._intents._container(launch, [])
-    assert box is not None
-    assert "--device=nvidia.com/gpu=3" in box["commands"][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -47,7 +46,7 @@ def faulty(tmp_path: Path, image_ground: ImageGround, monkeypatch: pytest.Monkey
     def make(fault: str) -> ImageHarness:
         real = shutil.which("runc") or shutil.which("crun")
         assert real, "run scripts/install-containers"
-        program = place / os.path.basename(real)
+        program = place / Path(real).name
         quoted = shlex.quote(str(place))
         program.write_text(_RUNTIME.format(real=real, place=quoted, fault=fault.replace("PLACE", quoted)))
         program.chmod(0o755)

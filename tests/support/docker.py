@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from support.processes import all_pids, command_of
 from support.waiting import wait_until
@@ -39,8 +41,10 @@ def missing_docker() -> list[str]:
 
 
 @contextlib.contextmanager
-def running_docker(storage: str = "overlay2") -> Iterator[str]:
+def running_docker(storage: str = "overlay2", **settings: Any) -> Iterator[str]:
     """Start a daemon that has run a container; yields what ``DOCKER_HOST`` has to be.
+
+    ``settings`` are those of its file, ``daemon.json``.
 
     What programs change in an image is measured in its layer, which only overlay keeps apart.
     Nothing of it is left afterwards, however it ended. Raises `DockerRefused` if the machine refuses what it
@@ -50,6 +54,7 @@ def running_docker(storage: str = "overlay2") -> Iterator[str]:
         raise DockerRefused("only root can start a docker daemon")
     # A short path: sockets lie below it.
     folder = Path(tempfile.mkdtemp(prefix="trainshed-docker-"))
+    (folder / "settings").write_text(json.dumps(settings))
     try:
         with (folder / "log").open("wb") as log:
             daemon = subprocess.Popen(
@@ -74,7 +79,6 @@ def downloads_of(host: str) -> Path:
 
 def _command(folder: Path, storage: str) -> list[str]:
     places = {"--data-root": "data", "--exec-root": "exec", "--pidfile": "pid", "--config-file": "settings"}
-    (folder / "settings").write_text("{}")
     prefix = ["setpriv", "--pdeathsig=TERM"] if shutil.which("setpriv") else []
     own = [f"{option}={folder / name}" for option, name in places.items()]
     # A machine's own containerd is used where there is one: under names of ours.

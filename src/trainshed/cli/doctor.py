@@ -203,7 +203,8 @@ def _images(facts: Mapping[str, str | None]) -> Check:
     matters = "Trials that name an image (`--docker`)"
     reason = facts["images"]
     if reason is None:
-        return Check("images", OK, f"run by {facts['image_runtime']}", matters)
+        note = f"; {each}" if (each := facts.get("image_runtime_note")) else ""
+        return Check("images", OK, f"run by {facts['image_runtime']}{note}", matters)
     return Check("images", WARNING, f"not possible: {reason}", matters, _IMAGES_REMEDY)
 
 

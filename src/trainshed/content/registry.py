@@ -14,6 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -122,6 +123,19 @@ class RegistryClient:
             )
         return self._insist(reference, architecture, deadline)
 
+    def layers(self, text: str, architecture: str) -> Mapping[str, int]:
+        """Sizes in bytes of an image's layers as they are sent, by digest; empty if nobody says it at once.
+
+        They are what the manifest claims, for who tells how far a pull is.
+        """
+        deadline = time.monotonic() + self.timeout_seconds
+        with suppress(ValueError):
+            reference = self._rules.parse(text)
+            for source in self._rules.sources(reference):
+                with suppress(Unanswered, ImageRefused, Denied):
+                    return _Asking(self, source, reference, architecture, deadline).layers()
+        return {}
+
     def _insist(self, reference: ImageReference, architecture: str, deadline: float) -> ImageFacts:
         for attempt in range(1, self._attempts + 1):
             causes: dict[str, Unanswered] = {}
@@ -208,6 +222,15 @@ class _Asking:
         self._check_config(chosen)
         self._client.remember(self._reference, found.digest, self._architecture, chosen.digest)
         return ImageFacts(self._reference, found.digest, chosen.digest)
+
+    def layers(self) -> Mapping[str, int]:
+        found = self._manifest(self._reference.digest or str(self._reference.tag))
+        if found.kind in INDEX_TYPES:
+            found = self._manifest(_platform(found, self._architecture))
+        layers = found.document.get("layers")
+        listed = [each for each in layers if isinstance(each, dict)] if isinstance(layers, list) else []
+        sizes = {str(each.get("digest")): each.get("size") for each in listed}
+        return {digest: size for digest, size in sizes.items() if isinstance(size, int) and size > 0}
 
     def _digest_of_tag(self) -> str | None:
         """What a HEAD says, which registries do not count as a pull; ``None`` if that is of no use."""

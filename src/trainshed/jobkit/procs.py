@@ -68,6 +68,15 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def bytes_moved(pid: int) -> int:
+    """Bytes that a process, and children that it waited for, read and wrote of anything; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith((b"rchar:", b"wchar:")))
+    except OSError:
+        return 0
+
+
 def send(pid: int, number: int) -> bool:
     """Send a signal; ``False`` if there is nobody to send it to."""
     try:

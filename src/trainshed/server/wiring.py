@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -129,7 +129,10 @@ def build(
                 folder.engine,
                 simulate_gpus=simulate_gpus or None,
                 isolation=isolation,
-                images=config.image_engine,
+                images=replace(
+                    config.image_engine,
+                    layers=lambda image: registries.layers(image, machine_architecture()),
+                ),
             )
             stack.callback(engine.close)
             _publish_machine(database, engine, isolation)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -34,7 +34,6 @@ MARK = "image"
 """File of an attempt folder: the image that it uses. It goes with the container."""
 MOUNTED = (sandbox.WORK, mounts.SANDBOX_CONTENT, *sandbox.TEMPORARY)
 """Where a Trial in an image has something of ours."""
-CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 _CODE_ROOT = Path(trainshed.__file__).resolve().parent.parent
 _TRY = "import sys; sys.path.append(sys.argv.pop()); from trainshed.jobkit.rehearsal import main; main()"
 _TRY_SECONDS = 60.0
@@ -55,7 +54,11 @@ class ImageSettings:
     stall_seconds: float = 60.0
     """A pull that gets nothing for so long has failed."""
     runtime: str = "auto"
-    """``podman``, ``docker``, the first of them that is there (``auto``), or ``none``."""
+    """``podman``, ``docker``, the first of them that works (``auto``), or ``none``."""
+    layers: Callable[[str], Mapping[str, int]] | None = None
+    """Asks for the layers of an image by digest: their sizes in bytes by digest, nothing where nobody says.
+
+    It may take its time and be asked by any thread."""
 
 
 class Containers:
@@ -82,6 +85,7 @@ class Containers:
         self._version = ""
         self._tries: set[str] = set()
         self._reason: str | None = None
+        self._passed_over: list[str] = []
 
     # Whether and how
 
@@ -113,32 +117,53 @@ class Containers:
         """What runs containers, as in ``podman 4.3.1``; ``None`` if nothing does."""
         return self._version if self.why_impossible() is None else None
 
-    def _find(self) -> Runtime:
-        found = runtimes.find(self._settings.runtime)
-        if found is None:
-            words = {
-                "auto": "neither podman nor docker is installed on the server's machine",
-                "none": "its administrator switched images off (images.runtime)",
-            }.get(
-                self._settings.runtime, f"{self._settings.runtime} is not installed on the server's machine"
-            )
-            raise EngineError("IMAGES_UNAVAILABLE", words, retryable=False)
-        name, program = found
-        if name == "docker":
-            from trainshed.engines.local.docker import Docker  # noqa: PLC0415 - rarely needed
+    def why_no_gpus(self, gpus: Sequence[Gpu]) -> str | None:
+        """Why programs in images cannot get these real GPUs of this machine, or ``None``."""
+        if reason := self.why_impossible():
+            return reason
+        try:
+            missing = self.runtime.why_no_gpus(gpus)
+        except EngineError as error:
+            return error.message
+        return f"images get no GPUs here: {missing}" if missing else None
 
-            runtime = Docker(program, self.home)
-            if reason := runtime.why_unusable():
-                raise EngineError("IMAGES_UNAVAILABLE", reason, retryable=False)
-            self._version = runtime.version()
-            proof = self._proof(runtime, [self._version, runtime.drivers])
-            if not proof.exists():
-                if reason := self._try(runtime):
-                    words = f"docker is installed but runs no container: {reason}"
-                    raise EngineError("IMAGES_UNAVAILABLE", words, retryable=False)
-                runtimes.write(proof, self._version)
-            return runtime
-        return self._find_podman(program)
+    def passed_over(self) -> str | None:
+        """Why the runtime that is used is not the first that is installed; ``None`` if it is."""
+        return "; ".join(self._passed_over) if self.why_impossible() is None and self._passed_over else None
+
+    def _find(self) -> Runtime:
+        """The first of the runtimes that works. Raises `EngineError`, at once where another try may help."""
+        wanted, reasons = self._settings.runtime, []
+        for name, program in runtimes.installed(wanted):
+            try:
+                found = self._find_docker(program) if name == "docker" else self._find_podman(program)
+            except EngineError as error:
+                if error.retryable:
+                    raise
+                reasons.append(error.message)
+            else:
+                self._passed_over = reasons
+                return found
+        words = {
+            "auto": "neither podman nor docker is installed on the server's machine",
+            "none": "its administrator switched images off (images.runtime)",
+        }.get(wanted, f"{wanted} is not installed on the server's machine")
+        raise EngineError("IMAGES_UNAVAILABLE", "; ".join(reasons) or words, retryable=False)
+
+    def _find_docker(self, program: str) -> Runtime:
+        from trainshed.engines.local.docker import Docker  # noqa: PLC0415 - rarely needed
+
+        runtime = Docker(program, self.home)
+        if reason := runtime.why_unusable():
+            raise EngineError("IMAGES_UNAVAILABLE", reason, retryable=False)
+        self._version = runtime.version()
+        proof = self._proof(runtime, [self._version, runtime.drivers])
+        if not proof.exists():
+            if reason := self._try(runtime):
+                words = f"docker is installed but runs no container: {reason}"
+                raise EngineError("IMAGES_UNAVAILABLE", words, retryable=False)
+            runtimes.write(proof, self._version)
+        return runtime
 
     def _find_podman(self, program: str) -> Runtime:
         reasons = []
@@ -284,7 +309,7 @@ class Containers:
             network="none" if apart else "host",
             shm_mb=launch.limits.shm_mb,
             binds=[*ours, *binds],
-            devices=gpu_devices(launch.gpus),
+            gpus=[gpu for gpu in launch.gpus if not gpu.simulated],
         )
         writable = [bind.target for bind in binds if not bind.read_only]
         return {**self._box(runtime, path, wanted), "writable": writable}
@@ -302,7 +327,7 @@ class Containers:
             shm_mb=1,
             marks={procs.ATTEMPT_VARIABLE: attempt_id, procs.INSTANCE_VARIABLE: instance},
             binds=(),
-            devices=(),
+            gpus=(),
             group=self._parent(attempt_id),
         )
 
@@ -401,26 +426,6 @@ class Containers:
             for path in (ours / GROUP, ours, ours.parent):
                 with suppress(OSError):
                     path.rmdir()
-
-
-def gpu_devices(assigned: Sequence[Gpu]) -> list[str]:
-    """The names under which the runtime knows these GPUs (CDI); nothing for simulated ones."""
-    real = [gpu for gpu in assigned if not gpu.simulated]
-    if real and (reason := why_no_gpus()):
-        raise EngineError("GPU_LOST", reason, retryable=True)
-    return [f"nvidia.com/gpu={gpu.index}" for gpu in real]
-
-
-def why_no_gpus() -> str | None:
-    """Why no container gets a GPU, or ``None`` if some may."""
-    for place in CDI_FOLDERS:
-        with suppress(OSError):
-            if any(entry.suffix in {".yaml", ".yml", ".json"} for entry in place.iterdir()):
-                return None
-    return (
-        "images get no GPUs here: there is no CDI specification in /etc/cdi or /var/run/cdi (make one with"
-        " `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`)"
-    )
 
 
 def _relative(layout: cgroups.Layout, hierarchies: Sequence[str]) -> str | None:

@@ -5,6 +5,7 @@ Registries and mirrors are the daemon's own settings; ours are for podman.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tarfile
@@ -12,16 +13,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from trainshed.engines.contract import EngineError
-from trainshed.engines.local import docker_pull, runtimes
+from trainshed.engines.local import cdi, docker_pull, runtimes
 from trainshed.engines.local.runtimes import Container, ImageFacts, Starting
 from trainshed.jobkit import container
 from trainshed.model.images import ImageReference, RegistryRules
+from trainshed.model.resources import Gpu
 
 _SLICES = "systemd"
 """The daemon's driver of control groups that takes no groups of others."""
 
+_NVIDIA = "nvidia"
+"""What the runtime is called that adds GPUs by itself (nvidia-container-toolkit)."""
 _SHARED = Path("/run/trainshed")
 _HOST = "unix:///var/run/docker.sock"
 _CAME = "came"
@@ -49,16 +54,29 @@ class Docker:
         self.shared = _SHARED
         self._version = self.drivers = ""
         """The daemon's drivers of control groups and of storage, once it was asked."""
+        self._specifications: list[Path] = []
+        self._runtimes: frozenset[str] = frozenset()
 
     def why_unusable(self) -> str | None:
         """Why its containers cannot be used, or ``None``."""
         if os.geteuid() != 0:
             return "the containers of docker belong to root, and the server is another user; install podman"
-        form = "--format={{.ServerVersion}} {{.CgroupDriver}} {{.Driver}}"
-        done = runtimes.call([self.program, "info", form], self.environment)
-        self._version, _, self.drivers = done.stdout.strip().partition(" ")
+        done = runtimes.call([self.program, "info", "--format={{json .}}"], self.environment)
+        if done.returncode != 0:
+            return f"docker does not answer: {runtimes.last_words(done.stderr)}"
+        said = json.loads(done.stdout)
+        if not said.get("ServerVersion"):  # some clients succeed without a daemon
+            return f"docker does not answer: {' '.join(said.get('ServerErrors') or ['no word about why'])}"
+        self._take(said)
         self.shared.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return None if done.returncode == 0 else f"docker does not answer: {runtimes.last_words(done.stderr)}"
+        return None
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        """What the daemon says of itself; it names folders of specifications where it reads any (CDI)."""
+        self._version = str(said["ServerVersion"])
+        self.drivers = f"{said['CgroupDriver']} {said['Driver']}"
+        self._specifications = [Path(place) for place in said.get("CDISpecDirs") or ()]
+        self._runtimes = frozenset(said.get("Runtimes") or {})
 
     def version(self) -> str:
         return f"docker {self._version}".rstrip()
@@ -68,11 +86,34 @@ class Docker:
 
     def starting(self, wanted: Container, folder: Path) -> Starting:
         del folder
-        options = [each for each in runtimes.common_options(wanted) if self._takes(each)]
-        run = [self.program, "run", "--detach", f"--name={wanted.name}", "--pull=never", *options]
+        gpus, visible = self._gpu_options(wanted.gpus)
+        options = [each for each in runtimes.common_options(wanted, visible) if self._takes(each)]
+        run = [self.program, "run", "--detach", f"--name={wanted.name}", "--pull=never", *gpus, *options]
         run += ["--entrypoint=bash", *wanted.image, *container.KEEPER]
         look = [self.program, "inspect", "--format={{.State.Pid}}", wanted.name]
         return Starting([run, look], None, None, replace=self._removing(wanted.name))
+
+    def why_no_gpus(self, gpus: Sequence[Gpu]) -> str | None:
+        if self._specifications:
+            missing = cdi.names(gpus, self._specifications)[1]
+        else:
+            which = "28 does by itself, 25 with its feature `cdi`"
+            missing = f"its daemon {self._version} reads no CDI specifications ({which})"
+        if missing is None or _NVIDIA in self._runtimes:
+            return None
+        return f"docker gives them none: {missing}, and it has no runtime called `{_NVIDIA}`"
+
+    def _gpu_options(self, gpus: Sequence[Gpu]) -> tuple[list[str], str]:
+        """Options that add these GPUs, and what NVIDIA's own runtime is told. Raises `EngineError`."""
+        if not gpus:
+            return [], "void"
+        if reason := self.why_no_gpus(gpus):
+            raise EngineError("GPU_LOST", reason, retryable=True)
+        names, missing = cdi.names(gpus, self._specifications)
+        if missing is None:
+            return [f"--device={name}" for name in names], "void"
+        options = [f"--runtime={_NVIDIA}", "--env=NVIDIA_DRIVER_CAPABILITIES=all"]
+        return options, ",".join(gpu.uuid for gpu in gpus)
 
     @contextmanager
     def bare(self, root: Path) -> Iterator[Sequence[str]]:
@@ -89,9 +130,9 @@ class Docker:
             self.remove_image(image)
 
     def pulling(
-        self, image: ImageReference, registries: RegistryRules, downloads: Path
+        self, image: ImageReference, registries: RegistryRules, downloads: Path, *, one_by_one: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        del registries
+        del registries, one_by_one  # settings of the daemon
         scheme, _, place = self.environment.get("DOCKER_HOST", _HOST).partition("://")
         if scheme != "unix" or image.digest is None:
             return [self.program, "pull", str(image)], self.environment
@@ -105,6 +146,13 @@ class Docker:
         with suppress(FileNotFoundError):
             return int((downloads / _CAME).read_text(encoding="ascii"))
         return 0
+
+    def layers_here(self) -> frozenset[str]:
+        return frozenset()  # the daemon says it
+
+    def worked(self, pid: int) -> int:
+        del pid
+        return 0  # the daemon tells what it unpacks
 
     def inspect(self, image: str) -> ImageFacts | None:
         done = runtimes.call([self.program, "image", "inspect", image], self.environment)

@@ -25,7 +25,7 @@ from trainshed.engines.contract import (
     Sample,
 )
 from trainshed.engines.local import evidence, feedback, gpus, isolation, machine
-from trainshed.engines.local.containers import Containers, ImageSettings, why_no_gpus
+from trainshed.engines.local.containers import Containers, ImageSettings
 from trainshed.engines.local.environment import base_environment
 from trainshed.engines.local.faults import Faults
 from trainshed.engines.local.forks import ForkServer
@@ -155,13 +155,21 @@ class LocalEngine:
 
     def images(self) -> str | None:
         """See `Engine.images`."""
-        if self._real and not self._simulated and (reason := why_no_gpus()):
-            return reason
+        if self._real and not self._simulated:
+            return self._containers.why_no_gpus(self._real)
         return self._containers.why_impossible()
 
     def image_facts(self) -> Mapping[str, str | None]:
-        """``images``: as `images` says it; ``image_runtime``: what runs them, with its version."""
-        return {"images": self.images(), "image_runtime": self._containers.version()}
+        """What there is to say of images here.
+
+        ``images``: as `images` says it; ``image_runtime``: what runs them, with its version;
+        ``image_runtime_note``: why that is not the one that is preferred.
+        """
+        return {
+            "images": self.images(),
+            "image_runtime": self._containers.version(),
+            "image_runtime_note": self._containers.passed_over(),
+        }
 
     def prepare(self, image: str, on_progress: Callable[[str], None], cancelled: Callable[[], bool]) -> None:
         """See `Engine.prepare`. Callers who ask for the same image at once share one pull."""

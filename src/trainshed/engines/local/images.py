@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from trainshed.engines.contract import EngineError
 from trainshed.engines.local import drivers, runtimes
 from trainshed.engines.local.containers import Containers, ImageSettings
+from trainshed.engines.local.pulls import Cancelled, Pulls
 from trainshed.engines.local.runtimes import ImageFacts
 from trainshed.model.images import SYSTEM, ImageReference, machine_architecture
 
@@ -32,25 +30,6 @@ exec "$found" -I -S -c 'import sys; print("python %d.%d.%d" % sys.version_info[:
 """
 _NO_CONTAINER = "made no container"
 _PARALLEL_PULLS = 3
-_PROGRESS_SECONDS = 2.0
-_REMOVAL_SECONDS = 10.0
-_MIB = 1 << 20
-_FOR_GOOD = re.compile(
-    r"manifest unknown|manifest invalid|name unknown|name invalid|repository .{0,300} not found"
-    r"|unauthorized|authentication required|resource is not authorized|requested access .{0,40}denied"
-    r"|no basic auth credentials|(does|did) not match|digest mismatch|verification failed|invalid checksum"
-    r"|invalid character|unsupported (manifest|media)"
-    r"|blocked by policy|rejected by policy|(StatusCode:|HTTP) 4(?!08|29)\d\d",
-    re.IGNORECASE,
-)
-"""What a registry says when it will say the same again."""
-_TEMPORARY = re.compile(
-    r"too ?many ?requests|\b429\b|\b50[0-4]\b|timeout|timed out|connection re(fused|set)|EOF|no such host",
-    re.IGNORECASE,
-)
-_OTHER_MACHINE = re.compile(
-    r"no image found in (manifest|image index)|no matching manifest|no child with platform"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +46,6 @@ class Known:
     """Why no Trial can run in it."""
     pulled: bool = True
     """Whether we brought it. What others brought (docker is shared) is never evicted."""
-
-
-class _Cancelled(Exception):
-    """Nobody waits for this image any more."""
 
 
 class _Preparation:
@@ -97,38 +72,6 @@ class _Preparation:
             self.changed.notify_all()
 
 
-class _Watch:
-    """How a pull gets on: bytes that came, and when something last did."""
-
-    def __init__(self, downloaded: Callable[[], int], stall_seconds: float) -> None:
-        self._downloaded = downloaded
-        self._before = downloaded()
-        self._stall = stall_seconds
-        self._every = min(_PROGRESS_SECONDS, stall_seconds / 4)
-        self._begin = self._moved = self._looked = time.monotonic()
-        self._seen = (0, 0)
-        self.came = 0
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._begin
-
-    def look(self, said_bytes: int) -> bool:
-        """Look, if it is time to; whether something came."""
-        now = time.monotonic()
-        if now - self._looked < self._every:
-            return False
-        self._looked = now
-        self.came = max(self.came, self._downloaded() - self._before)  # what is unpacked goes from there
-        if (self.came, said_bytes) == self._seen:
-            return False
-        self._moved, self._seen = now, (self.came, said_bytes)
-        return True
-
-    def stalled(self) -> bool:
-        return time.monotonic() - self._moved > self._stall
-
-
 class ImageCache:
     """The images of one engine. Thread-safe: who asks for an image that is on its way waits for it."""
 
@@ -140,7 +83,8 @@ class ImageCache:
         self._running: dict[str, _Preparation] = {}
         self._threads: set[threading.Thread] = set()
         self._evicting = threading.Lock()
-        self._pulls = threading.BoundedSemaphore(_PARALLEL_PULLS)
+        self._turns = threading.BoundedSemaphore(_PARALLEL_PULLS)
+        self._pulls = Pulls(containers.home, settings)
         self._closed = False
 
     # Making present
@@ -224,7 +168,7 @@ class ImageCache:
         failure: BaseException | None = None
         try:
             self._bring(image, preparation)
-        except _Cancelled:
+        except Cancelled:
             failure = _cancelled(image)
         except EngineError as error:
             failure = error
@@ -245,8 +189,8 @@ class ImageCache:
         pulled = facts is None or self._intent(image).exists() or (known is not None and known.pulled)
         if facts is None:
             runtimes.write(self._intent(image), image)
-            with self._pulls:
-                facts = self._pull(reference, image, preparation)
+            with self._turns:
+                facts = self._pulls.pull(runtime, reference, preparation.say, preparation.cancelled.is_set)
         if reference.digest not in {name.rpartition("@")[2] for name in facts.names}:
             held = ", ".join(facts.names) or "none"
             words = f"{image} was pulled, and what came has other digests ({held})"
@@ -256,52 +200,6 @@ class ImageCache:
         runtimes.write(self._path(image), json.dumps(asdict(known)))
         self._intent(image).unlink(missing_ok=True)
         self.evict()
-
-    # Pulling
-
-    def _pull(self, reference: ImageReference, image: str, preparation: _Preparation) -> ImageFacts:
-        runtime = self._containers.runtime
-        preparation.say(f"Pulling {image}.")
-        said = bytearray()
-        with self._downloads() as downloads:
-            command, environment = runtime.pulling(reference, self._settings.registries, downloads)
-            with runtimes.process(command, environment) as running:
-                watch = _Watch(partial(runtime.downloaded, downloads), self._settings.stall_seconds)
-                while not runtimes.read_output(running, said):
-                    if preparation.cancelled.is_set():
-                        raise _Cancelled
-                    if watch.look(len(said)):
-                        preparation.say(_progress(image, watch.came, said.decode(errors="replace")))
-                    if watch.stalled():
-                        words = f"nothing came for {self._settings.stall_seconds:g} seconds"
-                        raise EngineError(
-                            "IMAGE_PULL_FAILED", f"{image} cannot be pulled: {words}", retryable=True
-                        )
-                code = running.wait()
-        if code != 0:
-            raise _pull_failure(image, said.decode(errors="replace"))
-        facts = runtime.inspect(image)
-        if facts is None:
-            words = f"{image} was pulled, and {runtime.name} does not find it"
-            raise EngineError("IMAGE_PULL_FAILED", words, retryable=True)
-        preparation.say(f"Pulled {image}: {facts.size / _MIB:.0f} MiB in {watch.seconds:.1f} s.")
-        return facts
-
-    @contextmanager
-    def _downloads(self) -> Iterator[Path]:
-        """A folder for what one pull brings, which goes with it however it ends."""
-        every = self._containers.home / runtimes.DOWNLOADS
-        every.mkdir(mode=0o700, exist_ok=True)
-        path = Path(tempfile.mkdtemp(prefix="pull-", dir=every))
-        try:
-            yield path
-        finally:
-            # A process that was killed with its pull may take a moment to end, and write in it.
-            deadline = time.monotonic() + _REMOVAL_SECONDS
-            shutil.rmtree(path, ignore_errors=True)
-            while path.exists() and time.monotonic() < deadline:
-                time.sleep(runtimes.LOOK_SECONDS)
-                shutil.rmtree(path, ignore_errors=True)
 
     # Looking into it
 
@@ -327,7 +225,7 @@ class ImageCache:
         argv = ("bash", "--norc", "--noprofile", "-p", "-c", _CHECK)
         code, said = self._containers.rehearse(image_id, argv, preparation.cancelled.is_set)
         if preparation.cancelled.is_set():
-            raise _Cancelled
+            raise Cancelled
         if code == 1 and _NO_CONTAINER in said and (place := self._containers.link(image_id)):
             words = "is a symbolic link in it, where Trials have folders of their own; make it a folder"
             return "", "", f"{image} cannot run: {place} {words}"
@@ -394,25 +292,6 @@ def _reference(image: str) -> ImageReference:
         raise EngineError("IMAGE_UNSUITABLE", words, retryable=False)
     host, repository, digest = match.groups()
     return ImageReference(host=host, repository=repository, tag=None, digest=digest)
-
-
-def _progress(image: str, came: int, said: str) -> str:
-    layers = len(set(re.findall(r"Copying blob (\S+)", said))) or len(
-        set(re.findall(r"^(\w+): (?:Pulling|Down)", said, re.MULTILINE))
-    )
-    parts = f" of {layers} layer{'s' if layers != 1 else ''}" if layers else ""
-    if "Writing manifest" in said or "Copying config" in said:
-        return f"Unpacking {image}: {came / _MIB:.0f} MiB{parts} came."
-    return f"Pulling {image}: {came / _MIB:.0f} MiB{parts} came."
-
-
-def _pull_failure(image: str, said: str) -> EngineError:
-    words = runtimes.last_words(said)
-    if _OTHER_MACHINE.search(said):
-        message = f"{image} has nothing for this machine ({SYSTEM}/{machine_architecture()}): {words}"
-        return EngineError("IMAGE_UNSUITABLE", message, retryable=False)
-    final = bool(_FOR_GOOD.search(words)) and not _TEMPORARY.search(words)
-    return EngineError("IMAGE_PULL_FAILED", f"{image} cannot be pulled: {words}", retryable=not final)
 
 
 def _verdict(image: str, code: int | None, said: str) -> tuple[str, str, str | None]:

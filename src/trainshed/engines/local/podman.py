@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 import stat
@@ -16,18 +17,22 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from trainshed.engines.contract import EngineError
-from trainshed.engines.local import runtimes
+from trainshed.engines.local import cdi, runtimes
 from trainshed.engines.local.runtimes import Container, ImageFacts, Starting
-from trainshed.jobkit import cgroups, container
+from trainshed.jobkit import cgroups, container, procs
 from trainshed.model.images import ImageReference, RegistryRules
+from trainshed.model.resources import Gpu
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PID_MAX = Path("/proc/sys/kernel/pid_max")
 _POLICIES = (Path("/etc/containers/policy.json"),)
 _PRIVATE = 0o700
+_OLDEST_WITH_CDI = (4, 1)
+_ONE_BY_ONE = "containers-one-by-one.conf"
 
 
 class Podman:
@@ -75,24 +80,39 @@ class Podman:
             "--security-opt=label=disable",
         ]
         command += ["--read-only-tmpfs=false"] if wanted.read_only else []
+        command += [f"--device={name}" for name in self._names(wanted.gpus)]
         command += [
             *runtimes.common_options(wanted),
             f"--entrypoint={json.dumps(['bash', *container.KEEPER])}",
         ]
         return Starting([[*command, *wanted.image]], keeper, monitor)
 
+    def why_no_gpus(self, gpus: Sequence[Gpu]) -> str | None:
+        version = re.search(r"(\d+)\.(\d+)", self.version())
+        if version and (int(version[1]), int(version[2])) < _OLDEST_WITH_CDI:
+            return f"podman {version[0]} has no Container Device Interface; 4.1 has"
+        return cdi.names(gpus)[1]
+
+    def _names(self, gpus: Sequence[Gpu]) -> list[str]:
+        names, missing = cdi.names(gpus) if gpus else ([], None)
+        if missing:
+            raise EngineError("GPU_LOST", missing, retryable=True)
+        return names
+
     @contextmanager
     def bare(self, root: Path) -> Iterator[Sequence[str]]:
         yield "--rootfs", f"{root}:O"
 
     def pulling(
-        self, image: ImageReference, registries: RegistryRules, downloads: Path
+        self, image: ImageReference, registries: RegistryRules, downloads: Path, *, one_by_one: bool
     ) -> tuple[list[str], Mapping[str, str]]:
         path = self._home / f"registries-{hashlib.sha256(image.host.encode()).hexdigest()[:16]}.conf"
         runtimes.write(path, _registries(image, registries))
         command = [self.program, "pull", *self._policy(), str(image)]
         own = {name: os.environ[name] for name in _names_of_proxies()}
         own |= {"CONTAINERS_REGISTRIES_CONF": os.fspath(path), "TMPDIR": os.fspath(downloads)}
+        if one_by_one:
+            own["CONTAINERS_CONF"] = os.fspath(self._home / _ONE_BY_ONE)
         return command, {**self.environment, **own}
 
     def downloaded(self, downloads: Path) -> int:
@@ -101,6 +121,17 @@ class Podman:
             with suppress(OSError):
                 total += path.lstat().st_size
         return total
+
+    def layers_here(self) -> frozenset[str]:
+        try:
+            layers = json.loads((self._home / "store" / "overlay-layers" / "layers.json").read_bytes())
+            return frozenset(each["compressed-diff-digest"] for each in layers if _is_whole(each))
+        except (OSError, ValueError, TypeError):
+            return frozenset()  # none yet
+
+    def worked(self, pid: int) -> int:
+        """What the processes of the pull read and wrote: a layer is unpacked by a child."""
+        return sum(procs.bytes_moved(each) for each in (pid, *procs.descendants(pid)))
 
     def inspect(self, image: str) -> ImageFacts | None:
         done = runtimes.call([self.program, "image", "inspect", image], self.environment)
@@ -140,7 +171,9 @@ class Podman:
 
     def _configure(self, oci_runtime: str | None) -> dict[str, str]:
         home, run = self._home, self._run
-        files = {"storage.conf": _storage(home, run), "containers.conf": _containers(home, run, oci_runtime)}
+        containers = _containers(home, run, oci_runtime)
+        files = {"storage.conf": _storage(home, run), "containers.conf": containers}
+        files[_ONE_BY_ONE] = f"{containers}image_parallel_copies = 1\n"
         files["registries.conf"] = "unqualified-search-registries = []\n"
         files["auth.json"] = "{}"
         for name, text in files.items():
@@ -167,6 +200,11 @@ class Podman:
         path = self._home / "policy.json"
         runtimes.write(path, '{"default": [{"type": "insecureAcceptAnything"}]}')
         return [f"--signature-policy={path}"]
+
+
+def _is_whole(layer: Mapping[str, Any]) -> bool:
+    """Whether podman's record of a layer is of one that was pulled and unpacked wholly."""
+    return bool(layer.get("compressed-diff-digest")) and not (layer.get("flags") or {}).get("incomplete")
 
 
 def oci_runtimes() -> list[str]:

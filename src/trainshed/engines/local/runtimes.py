@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from trainshed.engines.contract import EngineError
 from trainshed.jobkit import container
 from trainshed.model.images import ImageReference, RegistryRules
+from trainshed.model.resources import Gpu
 
 RUNTIMES = ("podman", "docker")
 """In the order in which they are preferred."""
@@ -26,6 +27,7 @@ LABEL = "trainshed.instance"
 """Every container of an engine carries it."""
 DOWNLOADS = "downloads"
 """Where below the folder of images what is on its way in lies."""
+NVIDIA_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _CALL_SECONDS = 60.0
 LOOK_SECONDS = 0.1
 _OUTPUT_BYTES = 1 << 16
@@ -61,8 +63,8 @@ class Container:
     shm_mb: int
     marks: Mapping[str, str]
     binds: Sequence[Bind]
-    devices: Sequence[str]
-    """CDI names of the GPUs."""
+    gpus: Sequence[Gpu]
+    """Real GPUs, which the program gets beside no others."""
     group: str | None
     """Parent control group, below the mount of each hierarchy."""
     read_only: bool = False
@@ -111,14 +113,29 @@ class Runtime(Protocol):
 
     def starting(self, wanted: Container, folder: Path) -> Starting: ...
 
+    def why_no_gpus(self, gpus: Sequence[Gpu]) -> str | None:
+        """Why containers cannot be given all of these real GPUs, or ``None``."""
+        ...
+
     def bare(self, root: Path) -> AbstractContextManager[Sequence[str]]:
         """An image of what lies in the folder ``root``, as `Container.image` has it. Raises `EngineError`."""
         ...
 
     def pulling(
-        self, image: ImageReference, registries: RegistryRules, downloads: Path
+        self, image: ImageReference, registries: RegistryRules, downloads: Path, *, one_by_one: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """The command that pulls an image by way of the folder ``downloads``, and its environment."""
+        """The command that pulls an image by way of the folder ``downloads``, and its environment.
+
+        ``one_by_one``: no layer is to come before those below it, so that each one that came is kept.
+        """
+        ...
+
+    def layers_here(self) -> frozenset[str]:
+        """Digests of layers that no pull brings again, as far as its words do not tell."""
+        ...
+
+    def worked(self, pid: int) -> int:
+        """Bytes that move while the pull of process ``pid`` does something, though nothing comes."""
         ...
 
     def downloaded(self, downloads: Path) -> int:
@@ -184,8 +201,8 @@ def last_words(said: str) -> str:
     return lines[-1].removeprefix("Error: ").strip() if lines else "no word about why"
 
 
-def common_options(wanted: Container) -> Iterator[str]:
-    """Options that podman and docker share."""
+def common_options(wanted: Container, nvidia_devices: str = "void") -> Iterator[str]:
+    """Options that podman and docker share; ``nvidia_devices`` are what NVIDIA's own runtime is to add."""
     yield f"--label={LABEL}={wanted.instance}"
     yield f"--network={wanted.network}"
     if wanted.network == "none":
@@ -199,8 +216,8 @@ def common_options(wanted: Container) -> Iterator[str]:
         yield f"--cgroup-parent={wanted.group}"
     for name, value in wanted.marks.items():
         yield f"--env={name}={value}"
-    for device in wanted.devices:
-        yield f"--device={device}"
+    # Images for CUDA ask for all GPUs by it, and hooks or a default runtime of the machine would give them.
+    yield f"--env={NVIDIA_DEVICES}={nvidia_devices}"
     for bind in wanted.binds:
         yield f"--mount={bind.option()}"
 
@@ -227,12 +244,11 @@ def names(command: Sequence[str], instance: str, environment: Mapping[str, str])
     return done.stdout.split()
 
 
-def find(wanted: str) -> tuple[str, str] | None:
-    """Name and program of the runtime to use; ``wanted`` allows no other, unless it is ``auto``."""
-    for name in RUNTIMES if wanted == "auto" else {wanted} & set(RUNTIMES):
-        if program := shutil.which(name, path=search_path()):
-            return name, program
-    return None
+def installed(wanted: str) -> list[tuple[str, str]]:
+    """Names and programs of the runtimes that may be used; ``wanted`` allows one only, but for ``auto``."""
+    names = RUNTIMES if wanted == "auto" else [name for name in RUNTIMES if name == wanted]
+    found = [(name, shutil.which(name, path=search_path())) for name in names]
+    return [(name, program) for name, program in found if program]
 
 
 def clear_downloads(home: Path) -> None:
