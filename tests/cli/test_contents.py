@@ -242,7 +242,7 @@ def test_every_kind_is_published_shown_and_fetched_against_a_server(
         assert (done["uri"], done["published_before"]) == (f"envloop://{kind}s/{name}@1.0", False)
         again = run(kind, "publish", str(tree), "--name", name, "--version", "1.0")
         assert again.status == Exit.OK
-        assert "nothing changed" in again.err
+        assert "nothing had to be sent" in again.err
         assert (
             run(kind, "publish", str(tree), "--name", name, "--version", "1.0", "-q").out
             == done["uri"] + "\n"

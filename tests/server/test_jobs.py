@@ -200,7 +200,8 @@ def test_a_cursor_of_another_list_is_refused(site: Site, use: str):
     cursor = site.get("/v1/jobs?limit=1").json()["next_cursor"]
     answer = site.get(f"/v1/{use}?cursor={cursor}")
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_CURSOR")
-    broken = cursor[:-1] + ("A" if cursor[-1] != "A" else "B")
+    # Not the last letter: some of its bits are no part of the bytes.
+    broken = cursor[:-4] + ("A" if cursor[-4] != "A" else "B") + cursor[-3:]
     assert site.get(f"/v1/jobs?cursor={broken}").status_code == 400
 
 
