@@ -67,6 +67,29 @@ def stored(http: Http, *wanted: Upload) -> bool:
     return http.post("/v1/content/blobs/missing", body).json["missing"] == []
 
 
+@pytest.mark.parametrize(("said", "requests"), [({}, 12), ({"max_blobs": 1000}, 2), ({"max_blobs": 700}, 3)])
+def test_as_many_small_ones_go_together_as_the_server_likes(said, requests):
+    many = [upload_of(b"%d" % number) for number in range(1500)]
+    digests = [upload.sha256 for upload in many]
+    # An older server says nothing of it.
+    asked = Reply(body={"missing": digests, "max_blob_bytes": 64 << 20, **said})
+    routes = {MISSING: asked, "POST /v1/content/blobs": Reply(body={})}
+    with FakeServer(routes) as server, Client(server.url, "key", retry=QUICK) as client:
+        assert BlobUploads(client._transport).send(many, parallel=1) == len(many)
+        sent = [seen for seen in server.seen if (seen.method, seen.path) == ("POST", "/v1/content/blobs")]
+    assert len(sent) == requests
+
+
+def test_a_server_takes_as_many_small_ones_together_as_it_says(module_server, client, uploads, http):
+    many = [upload_of(os.urandom(20)) for _ in range(1002)]
+    with FaultProxy(module_server.url, lambda *_: Fault.NONE) as proxy:
+        with Client(proxy.url, module_server.key, retry=QUICK) as opened:
+            assert BlobUploads(opened._transport).send(many, parallel=1) == len(many)
+        sent = [seen for seen in proxy.seen if (seen.method, seen.path) == ("POST", "/v1/content/blobs")]
+    assert len(sent) == 2
+    assert stored(http, *many)
+
+
 def test_only_what_is_missing_is_sent(uploads, http):
     large, small, empty = (upload_of(data) for data in (os.urandom(3 * PART + 1), os.urandom(10), b""))
     told: list[tuple[int, int]] = []
@@ -101,7 +124,7 @@ def test_several_are_sent_at_once_and_no_more_than_wanted(uploads, http):
 
 
 def test_many_small_ones_go_together(module_server, http, monkeypatch):
-    monkeypatch.setattr(blobs, "_BATCH", 20)
+    monkeypatch.setattr(blobs, "_MOST_TOGETHER", 20)
     monkeypatch.setattr(blobs, "_BATCH_BYTES", 30_000)
     small = [upload_of(os.urandom(8)) for _ in range(50)]
     larger = [upload_of(os.urandom(9_000)) for _ in range(10)]

@@ -129,7 +129,8 @@ def test_a_part_is_not_larger_than_a_blob_that_is_sent_whole(make_site):
         assert answer.status_code == 200
     assert answer.json()["stored"]
     body = {"sha256": [NAME]}
-    assert site.post("/v1/content/blobs/missing", body).json() == {"missing": [], "max_blob_bytes": 2000}
+    told = {"missing": [], "max_blob_bytes": 2000, "max_blobs": 1000}
+    assert site.post("/v1/content/blobs/missing", body).json() == told
 
 
 def test_wrong_bytes_are_refused_and_the_right_ones_taken_afterwards(sqlite_site: Site):
@@ -298,7 +299,7 @@ def test_of_several_none_is_stored_where_one_is_wrong_or_being_removed(site: Sit
         packed(DATA).upper(),
         f"{NAME} -1\n".encode(),
         f"{NAME} 99999999999999999999\n".encode(),
-        packed(*(b"%d" % n for n in range(201))),
+        packed(*(b"%d" % n for n in range(1001))),
     ],
 )
 def test_a_batch_that_is_none_is_refused(sqlite_site: Site, body):

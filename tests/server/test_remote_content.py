@@ -133,6 +133,8 @@ def test_P7_a_trial_reads_a_dataset_out_of_s3_and_leaves_outputs_and_a_checkpoin
     client.datasets.download("s3/read@1", tmp_path / "copy")
     assert {name: (tmp_path / "copy" / name).read_bytes() for name in files} == files
     assert client.datasets.publish(tmp_path / "copy", name="s3/read", version="2").uploaded == 0
+    asked = remote.http().post("/v1/content/blobs/missing", {"sha256": []}).json
+    assert asked["max_blobs"] == 128, "each is a request of its own to the store"
 
     trial = read(client, "s3/read@1")
     client.trials.download(trial.trial_id, tmp_path / "out")

@@ -36,6 +36,8 @@ SMALL_BYTES = 256 << 10
 """Up to here a blob is sent together with others."""
 _BATCH_BYTES = 4 << 20
 _BATCH = 128
+"""Blobs that are sent together to a server that does not say how many it likes best."""
+_MOST_TOGETHER = 1000
 _DIGESTS_A_CALL = 1000
 _DEFAULT_LIMIT = 64 << 20
 _FINISHING_PAUSE_SECONDS = 1.0
@@ -62,7 +64,7 @@ class BlobUploads:
 
     def missing(self, digests: Sequence[str]) -> set[str]:
         """Those of the digests that the server has no blob for. It keeps the others for a while."""
-        return self._missing(digests)[0]
+        return self._missing(digests).digests
 
     def send(
         self,
@@ -82,7 +84,8 @@ class BlobUploads:
         wanted = {upload.sha256: upload for upload in uploads}
         meter = _Meter(sum(upload.size for upload in wanted.values()), progress)
         files = _Meter(len(wanted), files_progress)
-        missing, limit = self._missing(list(wanted))
+        found = self._missing(list(wanted))
+        missing, limit = found.digests, found.most_bytes
         files.add(len(wanted) - len(missing))
         meter.add(sum(upload.size for digest, upload in wanted.items() if digest not in missing))
         # A large one that begins last would go on alone.
@@ -90,7 +93,7 @@ class BlobUploads:
         sending = _Sending(self._transport, min(limit, PART_BYTES), meter, files)
         pool = ThreadPoolExecutor(max(1, parallel), "upload")
         try:
-            batches = _batches(waiting, min(limit // 2, _BATCH_BYTES), max(1, parallel))
+            batches = _batches(waiting, min(limit // 2, _BATCH_BYTES), found.most, max(1, parallel))
             futures = [pool.submit(sending.send, batch) for batch in batches]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
@@ -100,17 +103,28 @@ class BlobUploads:
             pool.shutdown(cancel_futures=True)
         return len(waiting)
 
-    def _missing(self, digests: Sequence[str]) -> tuple[set[str], int]:
-        """The missing ones, and the most bytes that one request takes."""
-        found: set[str] = set()
-        limit = _DEFAULT_LIMIT
+    def _missing(self, digests: Sequence[str]) -> _Missing:
+        found = _Missing()
         for start in range(0, len(digests), _DIGESTS_A_CALL):
             body = {"sha256": list(digests[start : start + _DIGESTS_A_CALL])}
             where = route("content", "blobs", "missing")
             answer = mapping(self._transport.call("POST", where, body=body, repeatable=True), "digests")
-            found.update(answer.get("missing", ()))
-            limit = _number(answer.get("max_blob_bytes", limit))
-        return found, limit
+            found.digests.update(answer.get("missing", ()))
+            found.most_bytes = _number(answer.get("max_blob_bytes", found.most_bytes))
+            found.most = max(1, min(_number(answer.get("max_blobs", found.most)), _MOST_TOGETHER))
+        return found
+
+
+@dataclass(slots=True)
+class _Missing:
+    """What the server said of many digests."""
+
+    digests: set[str] = field(default_factory=set)
+    """Those that it has no blob for."""
+    most_bytes: int = _DEFAULT_LIMIT
+    """In one request."""
+    most: int = _BATCH
+    """Blobs in one request."""
 
 
 class _Stopped(Exception):
@@ -274,11 +288,11 @@ class _Sending:
         return IntegrityError(f"{uploads[0].label}: other bytes reached the server than were sent")
 
 
-def _batches(waiting: Sequence[Upload], most_bytes: int, parallel: int) -> Iterator[list[Upload]]:
+def _batches(waiting: Sequence[Upload], most_bytes: int, most: int, parallel: int) -> Iterator[list[Upload]]:
     """Large ones each by itself, small ones together, so that all who send have something."""
     small = [upload for upload in waiting if upload.size <= min(SMALL_BYTES, most_bytes)]
     yield from ([upload] for upload in waiting[: len(waiting) - len(small)])
-    most = min(_BATCH, max(1, -(-len(small) // parallel)))
+    most = min(most, max(1, -(-len(small) // parallel)))
     batch: list[Upload] = []
     left = 0
     for upload in small:

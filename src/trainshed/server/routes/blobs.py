@@ -11,6 +11,7 @@ from trainshed.content.blobs import (
     Blob,
     BlobTooLarge,
     DigestMismatch,
+    FolderBlobStore,
     ReadBackMismatch,
     StoreUnavailable,
 )
@@ -30,6 +31,11 @@ routes = Routes("content")
 PUBLISH = (Permission.RUNNER_PUBLISH, Permission.CONTENT_PUBLISH)
 MAX_ASKED = 10_000
 MAX_BATCH = 200
+"""Blobs that are fetched together."""
+MAX_STORED = 1000
+"""Blobs that are stored together: each request costs a transaction and two syncs."""
+_STORED_REMOTELY = 128
+"""An object store is asked for each of them, and its answers may take their time."""
 MAX_BATCH_BYTES = 8 << 20
 _RECORD = re.compile(rb"([0-9a-f]{64}) ([0-9]{1,9})\n")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -77,7 +83,12 @@ def ask_missing(call: Call) -> shapes.MissingAnswer:
     # What is recorded and gone, or cut off, is asked for again, which heals it.
     lost = set(call.services.blobs.unlike(sizes))
     missing = [digest for digest in dict.fromkeys(asked) if digest not in sizes or digest in lost]
-    return shapes.MissingAnswer(missing=missing, max_blob_bytes=call.services.bodies.blob)
+    local = isinstance(call.services.blobs, FolderBlobStore)
+    return shapes.MissingAnswer(
+        missing=missing,
+        max_blob_bytes=call.services.bodies.blob,
+        max_blobs=MAX_STORED if local else _STORED_REMOTELY,
+    )
 
 
 @routes.post(
@@ -94,7 +105,7 @@ def ask_missing(call: Call) -> shapes.MissingAnswer:
 def put_blobs(call: Call) -> shapes.StoredBlobs:
     """All of them or none. The body is, for each blob, a line with its SHA-256 and its size, and its bytes.
 
-    A line is 64 lower-case hex digits, a space, decimal digits and a line feed. At most 200 blobs and 8 MiB.
+    A line is 64 lower-case hex digits, a space, decimal digits and a line feed. At most 1000 blobs and 8 MiB.
     """
     assert call.stream is not None  # noqa: S101 - the operation takes bytes
     # All at once: fetching each piece by itself out of the event loop takes longer than its way here.
@@ -197,8 +208,8 @@ def _unpacked(body: bytes) -> dict[Blob, bytes]:
         if place > len(body):
             raise Refusal.of("INVALID_SPEC", f"the body ends inside blob {blob.sha256}", path="body")
         contents[blob] = body[start:place]
-    if len(contents) > MAX_BATCH:
-        raise Refusal.of("INVALID_SPEC", f"at most {MAX_BATCH} blobs at once", path="body")
+    if len(contents) > MAX_STORED:
+        raise Refusal.of("INVALID_SPEC", f"at most {MAX_STORED} blobs at once", path="body")
     return contents
 
 

@@ -26,6 +26,7 @@ class MissingAnswer(Shape):
 
     missing: list[str]
     max_blob_bytes: int = Field(description="Largest blob, and largest part of one, that one request takes.")
+    max_blobs: int = Field(description="As many small blobs are best sent together.")
 
 
 class BlobUpload(Shape):
