@@ -91,9 +91,8 @@ class StatCache:
             part = self._folder / f".{secrets.token_hex(8)}.part"
             try:
                 with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                    json.dump(head, file)
-                    file.write("\n")
-                    json.dump(entries, file)
+                    # `json.dump` would take several times as long: it encodes piece by piece in Python.
+                    file.write(f"{json.dumps(head)}\n{json.dumps(entries)}")
                 part.replace(self._file)
             finally:
                 part.unlink(missing_ok=True)
