@@ -19,6 +19,7 @@ from typing import ClassVar
 from support.registry import Registry
 
 _PIECE = 1 << 16
+_TRICKLE_SECONDS, _DROP = 0.1, 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Fault:
     """It is answered with this status."""
     halts_after: int | None = None
     """So many bytes come, and then no more, until the asker leaves."""
+    trickles: bool = False
+    """A little comes at a time, until the registry's `flows` is set."""
 
 
 @dataclass
@@ -43,6 +46,7 @@ class FaultyRegistry:
     """By digest: how often a blob was sent wholly."""
     asked: Counter[str] = field(default_factory=Counter)
     """By digest: how often a blob was asked for."""
+    flows: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -89,6 +93,10 @@ class _Between(BaseHTTPRequestHandler):
         asking.endheaders()
         answer = asking.getresponse()
         self._answer(answer.status, dict(answer.getheaders()))
+        while (
+            fault.trickles and not self.faulty.flows.wait(_TRICKLE_SECONDS) and (drop := answer.read(_DROP))
+        ):
+            self.wfile.write(drop)
         most = fault.halts_after
         while self.command == "GET" and (piece := answer.read(_PIECE if most is None else min(most, _PIECE))):
             self.wfile.write(piece)
