@@ -117,8 +117,9 @@ def test_C50_ctrl_c_interrupts_what_runs_in_the_foreground_and_nothing_else(clie
     with shell(client, running) as screen:
         screen.type("PS1='<>'; echo go$((1+1))\n")
         screen.until(b"go2")
-        screen.type("sleep 1000\n")
-        screen.until(b"sleep 1000")
+        # It has the terminal once it says so; before that, the shell itself would be interrupted.
+        screen.type("sh -c 'echo here$((1+2)); exec sleep 1000'\n")
+        screen.until(b"here3")
         screen.type("\x03")
         screen.until(b"^C")
         screen.until(b"<>")  # what is typed before the prompt may lose its first letter
