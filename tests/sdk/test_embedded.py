@@ -39,6 +39,32 @@ def program(command: str, timeout_seconds: int = 60) -> dict:
     return {"spec": spec}
 
 
+@pytest.mark.parametrize("moment", ["before it is known", "while it starts"])
+def test_an_interrupted_start_leaves_no_server(home: Home, monkeypatch, moment):
+    """A Ctrl-C inside ``Popen`` would leave a process that nobody knows."""
+    made = []
+    real = subprocess.Popen
+
+    def make(*arguments, **options):
+        process = real(*arguments, **options)
+        made.append(process)
+        if moment == "before it is known":
+            signal.raise_signal(signal.SIGINT)
+        return process
+
+    def await_answer(_folder, _process):
+        signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(subprocess, "Popen", make)
+    if moment == "while it starts":
+        monkeypatch.setattr(embedded, "_await_answer", await_answer)
+    with pytest.raises(KeyboardInterrupt):
+        embedded.launch(home.server_data, home.server_log)
+    assert [process.returncode is None for process in made] == [False]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 def test_the_first_client_starts_a_server_and_later_ones_use_it(home: Home):
     told: list[str] = []
     with Client(on_start=lambda: told.append("starts")) as client:

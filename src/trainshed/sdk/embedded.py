@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -39,6 +40,8 @@ _LOG_TAIL_BYTES = 4096
 EXIT_IN_USE = 4
 """How ``trainshed serve`` exits where another server uses its data folder."""
 _IN_USE_SECONDS = 0.1
+_UNUSED_SECONDS = 10.0
+"""How long a server whose start was given up may take to end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ def launch(
     (data_dir / SERVER_FILE).unlink(missing_ok=True)
     command = [sys.executable, "-m", "trainshed", "serve", "--host", "127.0.0.1", "--port", "0"]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as output:
+    with os.fdopen(descriptor, "wb") as output, _interrupts_held() as let_through:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
             [*command, "--data-dir", str(data_dir), *options],
             stdin=subprocess.DEVNULL,
@@ -173,12 +176,13 @@ def launch(
             env=dict(environ) if environ is not None else None,
             start_new_session=True,
         )
-    threading.Thread(target=process.wait, name="trainshed-server-reaper", daemon=True).start()
-    try:
-        said = _await_answer(data_dir, process)
-    except BaseException:
-        process.terminate()
-        raise
+        threading.Thread(target=process.wait, name="trainshed-server-reaper", daemon=True).start()
+        try:
+            let_through()
+            said = _await_answer(data_dir, process)
+        except BaseException:
+            _end(process)
+            raise
     if isinstance(said, RunningServer):
         return said
     tail = _tail(log)
@@ -198,8 +202,44 @@ def _await_answer(data_dir: Path, process: subprocess.Popen[bytes]) -> RunningSe
         if process.returncode is not None:
             return f"the server ended with status {process.returncode} while starting"
         if time.monotonic() > deadline:
-            process.terminate()
+            _end(process)
             return f"the server was not ready after {START_SECONDS:.0f} s"
+        time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[Callable[[], None]]:
+    """Let no Ctrl-C come between a process being made and somebody knowing it: nobody would end it.
+
+    Yields what lets them through again, the one that came meanwhile first.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    came = threading.Event()
+
+    def let_through() -> None:
+        signal.signal(signal.SIGINT, before)
+        if came.is_set():
+            came.clear()
+            signal.raise_signal(signal.SIGINT)
+
+    # A handler, not a mask: the new process would keep that.
+    signal.signal(signal.SIGINT, lambda *_: came.set())
+    try:
+        yield let_through
+    finally:
+        let_through()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server that nobody will use: what it writes to may be removed next."""
+    process.terminate()
+    deadline = time.monotonic() + _UNUSED_SECONDS
+    while process.returncode is None:
+        if time.monotonic() > deadline:
+            process.kill()
         time.sleep(_POLL_SECONDS)
 
 
