@@ -6,14 +6,13 @@ import json
 import os
 import socket
 import stat
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engines.conformance import LIMITS, SETTLED, Behaviour, written
-from engines.containers import ImageGround, ImageHarness, built, image_engine
+from engines.containers import ImageGround, ImageHarness, built, image_engine, make
 from engines.machinery import LocalHarness
 from support.leftovers import processes_of
 from support.registry import Registry
@@ -30,14 +29,6 @@ def run(harness: LocalHarness, text: str, **settings: object) -> Exit:
     assert observation.phase is Phase.EXITED
     assert observation.exit is not None
     return observation.exit
-
-
-def _make(harness: ImageHarness, name: str) -> None:
-    """Have the runtime make a container that no attempt of the engine's asked for."""
-    containers = harness.engine._containers
-    wanted = replace(containers._template(name), image=(harness.image,))
-    command = containers.runtime.starting(wanted, harness.path).commands[0]
-    subprocess.run(command, env=dict(containers.runtime.environment), check=True, capture_output=True)
 
 
 def output(harness: LocalHarness, stream: int = frames.STDOUT) -> str:
@@ -244,7 +235,7 @@ def test_P3_a_container_that_docker_made_for_a_killed_shim_is_out_of_the_way_of_
     tmp_path: Path, docker_ground: ImageGround
 ) -> None:
     with image_engine(tmp_path, docker_ground) as docker:
-        _make(docker, "attempt-1")
+        make(docker, "attempt-1")
         assert docker.containers()
         docker.run("attempt-1", Behaviour.SUCCEEDS)
         assert docker.starts("attempt-1") == 1
@@ -296,7 +287,7 @@ def test_P6_a_container_whose_folder_is_gone_is_found_by_its_label(contained: Im
 
 
 def test_a_try_of_a_server_that_was_killed_is_removed(contained: ImageHarness) -> None:
-    _make(contained, ".check-left")
+    make(contained, ".check-left")
     assert contained.containers()
     assert list(contained.engine.sweep(())) == []
     assert contained.containers() == []

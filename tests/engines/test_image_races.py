@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engines.conformance import Behaviour
+from engines.conformance import SETTLED, Behaviour
 from engines.containers import ImageGround, ImageHarness, image_way
 from support.leftovers import processes_of
 from support.processes import all_pids, command_of
 from support.waiting import wait_until
-from trainshed.engines import Phase
+from trainshed.engines import EndedBy, Phase
 
 _RUNTIME = """#!/bin/bash
 # Stands before {real}: the first `create` after {place}/armed exists meets what a test scripts.
@@ -32,6 +32,11 @@ _COMES_LATE = ": > PLACE/begun; while [ ! -e PLACE/go ]; do sleep 0.05; done"
 """A runtime that nobody killed, and that goes on when the next launch has begun, or is over."""
 _DIES_WRITING = f': > "${{pidfile%/*}}/.${{pidfile##*/}}"; {_COMES_LATE}; exit 137'
 """What is left of a runtime that was killed between making its file and giving it its name."""
+_REFUSES_LATER = f"""
+  if [ -e PLACE/begun ]; then : > PLACE/refused; echo refused by the test >&2; exit 1; fi
+  {_COMES_LATE}
+"""
+"""The first is killed with its shim, the second fails."""
 
 Faulty = Callable[[str], ImageHarness]
 
@@ -111,3 +116,28 @@ def test_P3_a_runtime_that_outlives_its_shim_changes_nothing_for_the_next_launch
         wait_until(lambda: not [each for each in _of(harness) if "create" in each], what="its end")
         assert harness.observe("attempt-1").phase is Phase.RUNNING
     _released(harness)
+
+
+def test_P3_a_failure_that_what_is_left_of_a_killed_shim_may_cause_is_tried_again(faulty: Faulty) -> None:
+    """As when podman waits in vain for the end of a container that another podman has noticed."""
+    harness = faulty(_REFUSES_LATER)
+    _lost_while_made(harness)
+    place = harness.path / "runtime"
+    (place / "go").touch()
+    (place / "armed").touch()
+    harness.engine.launch(harness.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED))
+    harness.running("attempt-1")
+    assert (place / "refused").exists()
+    _released(harness)
+
+
+def test_a_container_that_cannot_be_made_is_said_at_once_where_no_shim_was_killed(faulty: Faulty) -> None:
+    harness = faulty(_REFUSES_LATER)
+    (harness.path / "runtime" / "begun").touch()
+    (harness.path / "runtime" / "armed").touch()
+    harness.engine.launch(harness.launch("attempt-1", Behaviour.SUCCEEDS))
+    observation = harness.until("attempt-1", SETTLED)
+    assert observation.exit is not None
+    assert observation.exit.ended_by is EndedBy.NOT_STARTED
+    assert "refused by the test" in observation.exit.detail
+    assert harness.engine.release("attempt-1").confirmed

@@ -33,7 +33,8 @@ TAKEN = "is already in use by container"
 """What docker says of the name of a container that there is, or that is being made."""
 START = "@start@"
 """Stands in names of files for what differs in each start: nobody else writes there, and nobody did."""
-_REPLACEMENTS, _PAUSE = 20, 0.1
+_REPLACEMENTS, _AGAIN, _PAUSE = 20, 5, 0.1
+"""How often a name that is taken is waited for, and another failure where an earlier shim was killed here."""
 _SECONDS = 120
 _KEEPER_SECONDS = 10
 _OUTPUT_BYTES = 1 << 14
@@ -93,13 +94,7 @@ def start(path: str, box: Json, attempt_id: str) -> Keeper:
     What an earlier shim had begun to make may still write its files, or have left one of them half done,
     which its own runtime then takes for somebody else's.
     """
-    this = f"{os.getpid()}-{time.monotonic_ns()}"
-    said = ""
-    for command in box["commands"]:
-        said = _replacing(path, [word.replace(START, this) for word in command], box)
-    keeper, monitor = (
-        _number(name.replace(START, this)) if name else 0 for name in (box["keeper"], box["monitor"])
-    )
+    keeper, monitor, said = _make(path, box)
     pid = keeper if box["keeper"] else int(said.strip() or 0)
     if not pid or not _became_keeper(pid, procs.MARK + attempt_id.encode()):
         raise OSError(0, f"the container ended as soon as it was made: {_last_words(said)}")
@@ -122,21 +117,33 @@ def enter(keeper: Keeper, user: int | None) -> None:
     os.chdir(sandbox.WORK)
 
 
-def _replacing(path: str, command: list[str], box: Json) -> str:
-    """Run a command of the runtime, with what a shim that was killed left of this name out of its way.
+def _make(path: str, box: Json) -> tuple[int, int, str]:
+    """Run the commands that make the container; the numbers in its files, and what was said last.
 
-    A daemon goes on with what it was told, so that may appear, and keep its name, a moment later.
+    What a shim that was killed had begun is put out of the way. A daemon goes on with what it was told, so
+    that may appear, and keep its name, a moment later; podman first has to notice that its monitor is gone.
     """
-    for _ in range(_REPLACEMENTS):
+    left = _AGAIN if os.path.exists(os.path.join(path, OUTPUT)) else 0
+    taken = _REPLACEMENTS
+    while True:
+        this = f"{os.getpid()}-{time.monotonic_ns()}"
         try:
-            return _invoke(path, command, box["environment"])
+            said = ""
+            for command in box["commands"]:
+                said = _invoke(path, [word.replace(START, this) for word in command], box["environment"])
+            keeper, monitor = (
+                _number(name.replace(START, this)) if name else 0 for name in (box["keeper"], box["monitor"])
+            )
         except OSError as error:
-            if not box.get("replace") or TAKEN not in str(error.strerror):
+            is_taken = TAKEN in str(error.strerror)
+            if not box.get("replace") or (taken if is_taken else left) == 0:
                 raise
+            taken, left = (taken - 1, left) if is_taken else (taken, left - 1)
+        else:
+            return keeper, monitor, said
         with contextlib.suppress(OSError):
             _invoke(path, box["replace"], box["environment"])
         time.sleep(_PAUSE)
-    return _invoke(path, command, box["environment"])
 
 
 def _invoke(path: str, command: list[str], environment: dict[str, str]) -> str:

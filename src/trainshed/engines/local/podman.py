@@ -85,7 +85,7 @@ class Podman:
             *runtimes.common_options(wanted),
             f"--entrypoint={json.dumps(['bash', *container.KEEPER])}",
         ]
-        return Starting([[*command, *wanted.image]], keeper, monitor)
+        return Starting([[*command, *wanted.image]], keeper, monitor, replace=self._removing(wanted.name))
 
     def why_no_gpus(self, gpus: Sequence[Gpu]) -> str | None:
         version = re.search(r"(\d+)\.(\d+)", self.version())
@@ -154,9 +154,7 @@ class Podman:
         said = ""
         # Where its monitor was killed too, podman first notices that, and removes it when asked again.
         for _ in range(3):
-            done = runtimes.call(
-                [self.program, "rm", "--force", "--ignore", "--time=0", name], self.environment
-            )
+            done = runtimes.call(self._removing(name), self.environment)
             if done.returncode == 0:
                 return None
             said = done.stderr
@@ -168,6 +166,9 @@ class Podman:
             if os.geteuid() != 0:
                 runtimes.call([self.program, "system", "migrate"], self.environment)  # ends that process
             shutil.rmtree(self._run, ignore_errors=True)
+
+    def _removing(self, name: str) -> list[str]:
+        return [self.program, "rm", "--force", "--ignore", "--time=0", name]
 
     def _configure(self, oci_runtime: str | None) -> dict[str, str]:
         home, run = self._home, self._run

@@ -92,8 +92,8 @@ class Starting:
     keeper: Path | None
     """``None``: the last command prints it."""
     monitor: Path | None
-    replace: Sequence[str] = ()
-    """Removes a container of the same name; empty where making one does so."""
+    replace: Sequence[str]
+    """Removes a container of the same name that was left here."""
 
 
 class Runtime(Protocol):
