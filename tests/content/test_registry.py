@@ -48,6 +48,24 @@ def test_E42_every_stored_form_resolves_to_the_digest_of_what_the_tag_names(
     assert client.resolve(upper, ARCHITECTURE).resolved == found.resolved
 
 
+@pytest.mark.parametrize("form", ["oci", "docker", "index", "list"])
+def test_the_layers_of_this_machines_image_have_the_sizes_of_what_is_sent(
+    client: RegistryClient, registry: Registry, stored: dict[str, str], form: str
+):
+    image = registry.name(f"forms/{form}", digest=stored[f"forms/{form}"])
+    sizes = client.layers(image, ARCHITECTURE)
+    assert sizes
+    assert all(registry.blob(digest).stat().st_size == size for digest, size in sizes.items())
+
+
+def test_layers_that_nobody_tells_are_none(
+    client: RegistryClient, registry: Registry, stored: dict[str, str]
+):
+    assert client.layers(registry.name("forms/oci", digest="sha256:" + "0" * 64), ARCHITECTURE) == {}
+    assert client.layers("not an image", ARCHITECTURE) == {}
+    assert client.layers(f"127.0.0.1:1/team/x@{stored['forms/oci']}", ARCHITECTURE) == {}
+
+
 def test_an_index_runs_the_image_of_this_machine(client: RegistryClient, registry: Registry, stored):
     entries = {
         entry["platform"]["architecture"]: entry["digest"]
