@@ -431,6 +431,12 @@ def test_E101_a_recipes_manifest_says_what_its_file_says(sqlite_site: Site):
             sqlite_site, "team/r", {"train.py": b"x"}, kind=RECIPES, about=manifest_of(RECIPES, files).about
         )
     )
+    misspelt = files | {"recipe.toml": RECIPE + b'[parameters]\ntype = "object"\nmaxPropertes = 3\n'}
+    said = manifest_of(RECIPES, files).about | {"parameters": {"type": "object", "maxPropertes": 3}}
+    refused = publish(sqlite_site, "team/r", misspelt, kind=RECIPES, about=said)
+    assert code(refused) == (422, "INVALID_CONTENT")
+    assert refused.json()["errors"][0]["path"] == "parameters.maxPropertes"
+    assert "did you mean `maxProperties`?" in told(refused)
     assert publish(sqlite_site, "team/r", files, kind=RECIPES).status_code == 201
 
 

@@ -2,13 +2,15 @@
 
 Any of JSON Schema 2020-12 that refers to nothing outside itself and can be applied within bounds. What could
 never be met is refused when it is published, not when somebody submits: numbers, which no decimal may be
-(E97), and defaults that their own schema refuses.
+(E97), and defaults that their own schema refuses. So are keywords that JSON Schema does not know: to it they
+are annotations, and a rule that is misspelt judges nothing.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainshed.model.json_schema import (
@@ -42,6 +44,8 @@ from trainshed.model.schema_patterns import (
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MAX_SUBSCHEMAS = 500
 MAX_PATTERNS = 32
+MAX_KEYWORD_CHARS = 64
+"""Of a key so much is compared with the known ones."""
 _MAPS = ("properties", "patternProperties", "$defs", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = (
@@ -66,14 +70,66 @@ _REFUSED = {
     "$vocabulary": "the vocabularies of JSON Schema 2020-12 apply",
     "definitions": "JSON Schema 2020-12 says `$defs`",
 }
+_KEYWORDS = (
+    *(
+        "$id",
+        "$schema",
+        "$ref",
+        "$anchor",
+        "$dynamicRef",
+        "$dynamicAnchor",
+        "$vocabulary",
+        "$comment",
+        "$defs",
+    ),
+    *_MAPS,
+    *("dependentRequired", "contentSchema", *_LISTS, *_SINGLE),
+    *("type", "const", "enum", "multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"),
+    *(
+        "maxLength",
+        "minLength",
+        "pattern",
+        "maxItems",
+        "minItems",
+        "uniqueItems",
+        "maxContains",
+        "minContains",
+    ),
+    *("maxContains", "minContains", "maxProperties", "minProperties", "required", "format"),
+    *(
+        "contentEncoding",
+        "contentMediaType",
+        "title",
+        "description",
+        "default",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "examples",
+    ),
+)
+"""Those of JSON Schema 2020-12; a test compares them with its metaschema."""
+_FORMER = {
+    "dependencies": "JSON Schema 2020-12 says `dependentRequired` or `dependentSchemas`",
+    "additionalItems": "JSON Schema 2020-12 says `prefixItems`, and `items` for those that follow",
+    "$recursiveRef": "refer to a part by its place: `#/$defs/NAME`",
+    "$recursiveAnchor": "refer to a part by its place: `#/$defs/NAME`",
+    "nullable": 'JSON Schema says `type = ["null", …]`',
+}
+OWN_KEYWORD = "x-"
+"""What the keywords begin with that are notes of the author."""
 _NO_NUMBERS = (
     "allows numbers, and no parameter is ever a fraction: use `integer`, or for decimals `string` with a "
     "pattern such as ^[0-9]+([.][0-9]+)?$"
 )
 
 
-def schema_faults(schema: Any) -> list[Found]:
-    """Everything that keeps ``schema`` from judging parameters; places are inside the schema."""
+def schema_faults(schema: Any, *, published: bool = False) -> list[Found]:
+    """Everything that keeps ``schema`` from judging parameters; places are inside the schema.
+
+    Of one that is ``published`` keywords that are none are passed over: versions are for good, also those of
+    a time when nobody looked.
+    """
     if not isinstance(schema, Mapping):
         return [((), "must be a table that holds a JSON Schema")]
     if (place := too_deep(schema)) is not None:
@@ -96,16 +152,12 @@ def schema_faults(schema: Any) -> list[Found]:
             found += [((*place, "default", *below), said) for below, said in local_faults(part["default"])]
     malformed = metaschema_faults(schema)
     _add(found, malformed)
-    # Only a schema that is one, and refers to what is there, has defaults to be tried; of any other those
-    # parts have that nothing is wrong with, and that refer to nothing.
     if unfit or malformed or not all(is_fraction(schema, place) for place, _ in values):
-        places_told = [place for place, _ in found]
-        sound = [each for each in parts if () not in places_told and _stands_alone(*each, places_told)]
-        _add(found, _default_faults(schema, sound, whole=False))
-    elif endless := _endless(parts):
-        _add(found, endless)
+        _add(found, _of_sound_parts(schema, parts, [place for place, _ in found]))
     else:
-        _add(found, _default_faults(schema, parts, whole=True))
+        _add(found, _endless(parts) or _default_faults(schema, parts, whole=True))
+    if not published:  # last: what is no keyword keeps nothing else from being tried
+        _add(found, list(_unknown_keywords(parts)))
     return found[:MAX_SHOWN]
 
 
@@ -113,6 +165,18 @@ def _add(found: list[Found], more: list[Found]) -> None:
     """Add faults of places of which nothing is said yet."""
     told = {place for place, _ in found}
     found += [(place, message) for place, message in more if place not in told]
+
+
+def _of_sound_parts(
+    schema: Mapping[str, Any], parts: list[tuple[Place, Mapping[str, Any]]], told: list[Place]
+) -> list[Found]:
+    """Faults of defaults, of a schema that cannot be applied: of its parts that nothing is wrong with.
+
+    Only a schema that is one, and refers to what is there, has defaults to be tried; of any other those
+    parts have that refer to nothing.
+    """
+    sound = [each for each in parts if () not in told and _stands_alone(*each, told)]
+    return _default_faults(schema, sound, whole=False)
 
 
 def _stands_alone(place: Place, part: Mapping[str, Any], told: list[Place]) -> bool:
@@ -185,6 +249,26 @@ def _part_faults(place: Place, part: Mapping[str, Any], places: set[Place]) -> I
         yield (*place, "$schema"), f"must be {DIALECT}, not {str(dialect)[:80]!r}"
     if "$ref" in part and (fault := _reference_fault(part["$ref"], places)):
         yield (*place, "$ref"), fault
+
+
+def _unknown_keywords(parts: Iterable[tuple[Place, Mapping[str, Any]]]) -> Iterator[Found]:
+    """Keys that JSON Schema does not know, where a schema stands; also where it only describes a text."""
+    for place, part in parts:
+        for key, value in part.items():
+            if key not in _KEYWORDS and key not in _REFUSED and not key.startswith(OWN_KEYWORD):
+                yield (*place, key), f"is no keyword of JSON Schema 2020-12: {_meant(key, value)}"
+        yield from _unknown_keywords(_parts(part.get("contentSchema"), (*place, "contentSchema")))
+
+
+def _meant(key: str, value: Any) -> str:
+    if key in _FORMER:
+        return _FORMER[key]
+    table = isinstance(value, Mapping)
+    alike = 0.8 if table else 0.6  # a table may well be a parameter that stands a level too high
+    if near := difflib.get_close_matches(key[:MAX_KEYWORD_CHARS], _KEYWORDS, n=1, cutoff=alike):
+        return f"did you mean `{near[0]}`?"
+    below = "parameters stand below `properties`; " if table else ""
+    return f"{below}a note of your own begins with `{OWN_KEYWORD}`"
 
 
 def _allows_numbers(part: Mapping[str, Any]) -> bool:

@@ -142,7 +142,7 @@ def read_recipe(content: bytes) -> tuple[Recipe, list[Fault]]:
         document = decode_toml(content, MAX_RECIPE_BYTES)
     except ValueError as error:
         raise Refusal.of(_CODE, f"{RECIPE_FILE} {error}", path=RECIPE_FILE) from None
-    recipe, faults = judge_recipe(document)
+    recipe, faults = judge_recipe(document, published=False)
     return recipe, [replace(fault, message=f"{RECIPE_FILE}: {fault.message}") for fault in faults]
 
 
@@ -157,13 +157,17 @@ def recipe_from_about(about: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def judge_recipe(about: Mapping[str, Any]) -> tuple[Recipe, list[Fault]]:
-    """What can be read of a definition, and every fault of it; its entrypoint is empty if that is one."""
+def judge_recipe(about: Mapping[str, Any], *, published: bool = True) -> tuple[Recipe, list[Fault]]:
+    """What can be read of a definition, and every fault of it; its entrypoint is empty if that is one.
+
+    One that is ``published`` may hold what was not looked for then (`parameter_schema.schema_faults`); the
+    bytes of ``recipe.toml`` are judged as new ones by both sides of every publication.
+    """
     if (place := too_deep(about)) is not None:
         where = place_text("", cut(place))
         message = f"`{where}` is nested deeper than {MAX_DEPTH} levels"
         return Recipe(entrypoint=""), [Fault(where, _CODE, message)]
-    check = _Checker(FaultList())
+    check = _Checker(FaultList(), published)
     check.known_keys("", about, _KEYS)
     if about.get("abi") != RECIPE_ABI:
         check.add("abi", f'must be "{RECIPE_ABI}"{check.instead(about, "abi")}')
@@ -189,6 +193,7 @@ class _Checker:
     """Reads one value at a time; what it answers counts only if ``faults`` stays empty."""
 
     faults: FaultList
+    published: bool
 
     def add(self, path: str, message: str) -> None:
         self.faults.add(path, _CODE, f"`{path}` {message}")
@@ -292,7 +297,7 @@ class _Checker:
         if "parameters" not in about:
             return NO_PARAMETERS
         schema = about["parameters"]
-        for place, message in schema_faults(schema):
+        for place, message in schema_faults(schema, published=self.published):
             self.add(place_text("parameters", place), message)
         return MappingProxyType(dict(schema)) if isinstance(schema, Mapping) else NO_PARAMETERS
 
