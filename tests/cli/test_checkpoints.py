@@ -76,6 +76,12 @@ def test_one_is_shown_with_its_lineage_and_files(run, holding, name):
     assert run("checkpoint", "show", name, "--json").json == documents.checkpoint(FILES, parent="ckpt_parent")
 
 
+def test_a_metric_that_nothing_declares_is_shown(run, fake):
+    said = "none of 3 Checkpoints has eval_los; metrics.json has eval_loss"
+    fake.routes[ONE] = Reply(body=documents.checkpoint(FILES, metric_value=None, metric_fault=said))
+    assert re.search(rf"^no metric +{said}$", run("checkpoint", "show", ID).out, re.MULTILINE)
+
+
 def test_a_checkpoint_is_downloaded_whole_and_verified(run, holding, tmp_path):
     ran = run("checkpoint", "download", URI, "--to", str(tmp_path / "new"), "--json")
     assert ran.status == Exit.OK

@@ -370,7 +370,8 @@ def test_deleting_answers_a_receipt_and_the_same_one_again(trained_on_either):
     assert (receipt.status, receipt.resource_id) == ("SUCCEEDED", found.id)
     assert checkpoints(d, job) == []
     assert remove(d, found.id) == receipt
-    assert messages(d, job, "CHECKPOINT_DELETED") == [f"Deleted Checkpoint {found.id}."]
+    [said] = messages(d, job, "CHECKPOINT_DELETED")
+    assert said.startswith(f"Deleted Checkpoint {found.id} and the 2 Artifacts that are its files (")
     with d.database.read() as connection:
         assert store.find_operation(connection, "default", receipt.id) == receipt
         assert store.find_operation(connection, "other", receipt.id) is None

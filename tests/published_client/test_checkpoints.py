@@ -128,6 +128,20 @@ def test_deleting_waits_for_the_receipt_and_the_checkpoint_is_gone(client, train
     assert json.dumps(result["checkpoints"]) == json.dumps([kept])
 
 
+def test_E73_the_artifacts_that_went_with_it_are_skipped(client, trained, tmp_path):
+    """After the test above: one of the two Checkpoints is deleted."""
+    gone, kept = trained["checkpoints"]
+    ran = client.el("trail", "artifact", "download", gone["trial_id"], str(tmp_path / "got"), expect=1)
+    skipped = [file["name"] for file in ran.json["skipped"]]
+    items = listed(client, "--job-id", trained["job_id"])
+    assert len(skipped) == FILES
+    assert len({name.split("/")[1] for name in skipped}) == 1
+    (item,) = items
+    got = downloaded(tmp_path / "got")
+    assert {file["sha256"] for file in item["files"]} <= set(got.values())
+    assert not set(skipped) & set(got)
+
+
 def test_checkpoints_of_a_trial_come_in_pages(client, trained):
     trial_id = trained["checkpoints"][1]["trial_id"]
     page = client.sdk("answer = client.trials.checkpoints(trial_id, limit=1)", trial_id=trial_id)

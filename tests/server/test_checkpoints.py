@@ -114,6 +114,7 @@ def test_E106_a_checkpoint_is_listed_with_its_lineage_and_files(site: Site):
         "parent": None,
         "metric": None,
         "metric_value": None,
+        "metric_fault": None,
         "folder": "out/checkpoint-2",
         "uri": result["checkpoints"][1]["uri"],
         "tinker_path": result["checkpoints"][1]["uri"],
@@ -368,6 +369,36 @@ def test_deleting_answers_a_receipt_that_can_be_read_and_asked_for_again(site: S
     left = site.get(f"/v1/job/{result['job_id']}/result").json()["checkpoints"]
     assert [ref["checkpoint_id"] for ref in left] == [keep]
     assert site.get(f"/v1/job/checkpoints/{gone}").json()["code"] == "CHECKPOINT_NOT_FOUND"
+
+
+def test_E73_its_artifacts_are_deleted_with_it_and_say_so(site: Site):
+    result = train(site)
+    keep, gone = (ref["checkpoint_id"] for ref in result["checkpoints"])
+    trial_id = result["training"]["trials"][0]["trial_id"]
+    list_path, manifest_path = f"/v1/trials/{trial_id}/artifacts", f"/v1/jobs/{result['job_id']}/manifest"
+    before, manifest = site.get(list_path).json()["items"], site.get(manifest_path).json()
+    site.request("DELETE", f"/v1/job/checkpoints/{gone}")
+    after = site.get(list_path).json()["items"]
+    told = {"upload_state", "state", "deleted_at", "deletion"}
+    assert [item | dict.fromkeys(told) for item in after] == [item | dict.fromkeys(told) for item in before]
+    states = {item["name"].split("/")[1]: item["upload_state"] for item in after}
+    assert states == {"checkpoint-1": "uploaded", "checkpoint-2": "deleted"}
+    for item in after:
+        answer = site.get(f"{list_path}/{item['artifact_id']}/content")
+        if item["state"] == "uploaded":
+            assert answer.status_code == 200
+            continue
+        assert (answer.status_code, answer.json()["code"]) == (409, "ARTIFACT_NOT_READY")
+        assert f"was deleted with Checkpoint {gone} by human:" in answer.json()["message"]
+        assert "job rerun" in answer.json()["hint"]
+        assert item["deleted_at"] is not None
+    (trial,) = site.get(f"/v1/job/{result['job_id']}").json()["training"]["trials"]
+    assert trial["output_status"] == "complete"
+    again = site.get(manifest_path).json()
+    assert again["digest"] == manifest["digest"]
+    (outcome,), (first,) = (each["outcome"]["trials"] for each in (again, manifest))
+    assert [each["sha256"] for each in outcome["outputs"]] == [each["sha256"] for each in first["outputs"]]
+    assert [each["upload_state"] for each in outcome["outputs"]] == ["uploaded"] * 2 + ["deleted"] * 2
 
 
 def test_a_checkpoint_outlives_the_artifacts_it_was_made_of(sqlite_site: Site, one: dict):

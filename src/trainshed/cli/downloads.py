@@ -88,7 +88,8 @@ def _item(result: Downloaded) -> dict[str, Any]:
     if result.error is not None:
         state, reason = "failed", " ".join(filter(None, (f"{result.error}.", result.error.hint)))
     elif result.skipped:
-        state, reason = "skipped", f"the server does not hold it (upload state {artifact.upload_state})"
+        why = artifact.raw.get("deletion") or f"upload state {artifact.upload_state}"
+        state, reason = "skipped", f"the server does not hold it ({why})"
     return {
         "artifact_id": artifact.artifact_id,
         "name": artifact.name,

@@ -338,6 +338,7 @@ CHECKPOINT = Fields(
         ("rank", "lora_rank"),
         ("step", "step"),
         ("metric", metric_text),
+        ("no metric", "metric_fault"),
         ("job", "job_id"),
         ("trial", "trial_id"),
         ("attempt", "attempt_id"),
@@ -378,6 +379,7 @@ ARTIFACTS = Table(
         Column("SHA256", "sha256", rank=2),
     ),
     empty="No artifacts: the Runner declares no outputs, or nothing matched.",
+    below="deletion",
 )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from trainshed.content.blobs import BlobStore
 from trainshed.content.outputs import CollectedFile, CollectionCancelled
 from trainshed.content.safetensors import NotSafetensors, Tensor, read_header
+from trainshed.model.checkpoints import METRIC_NAME
 from trainshed.model.errors import Refusal
 from trainshed.model.strict_json import decode_json
 
@@ -53,6 +54,8 @@ class LoraAdapter:
     """Of the metric that was asked for, where the program declared a finite one."""
     metric_fault: str | None = None
     """What is wrong with ``metrics.json`` where that was to say it; a sentence."""
+    metrics: tuple[str, ...] = ()
+    """Names that the program declared finite numbers under, sorted; looked up where there is no ``value``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ class _Folder:
             step=self._step(state),
             value=value,
             metric_fault=fault,
+            metrics=() if metric is None or value is not None else self._metrics(state),
         )
 
     def _file(self, name: str) -> CollectedFile | None:
@@ -236,6 +240,19 @@ class _Folder:
         entries = history if isinstance(history, list) else []
         values = (_finite(entry.get(metric)) for entry in reversed(entries) if isinstance(entry, dict))
         return next((value for value in values if value is not None), None), fault
+
+    def _metrics(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+        declared = self._optional(METRICS, MAX_METRICS_BYTES)
+        history = state.get("log_history")
+        entries = [declared, *(history if isinstance(history, list) else [])]
+        found = {
+            name
+            for entry in entries
+            if isinstance(entry, dict)
+            for name, value in entry.items()
+            if METRIC_NAME.fullmatch(name) and _finite(value) is not None
+        }
+        return tuple(sorted(found))
 
     def _declared(self, metric: str) -> tuple[float | None, str | None]:
         if self._file(METRICS) is None:

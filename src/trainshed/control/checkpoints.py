@@ -4,11 +4,13 @@ What a Trial's stored outputs hold is looked at when they were collected, outsid
 written in the one transaction that ends the Trial: a Checkpoint is there exactly if its Trial has ended, and
 a crash before it makes the next controller collect, look and write again.
 
-Deleting marks a row; the bytes go when nothing names them any more.
+Deleting marks its row and those of the Artifacts that are its files; the bytes go when nothing names them
+any more.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,21 +19,29 @@ from typing import Any
 import structlog
 
 from trainshed.content.blobs import BlobStore
-from trainshed.content.lora import Adapters, LoraAdapter, adapter_folders, find_adapters
+from trainshed.content.lora import (
+    METRICS,
+    TRAINER_STATE,
+    Adapters,
+    LoraAdapter,
+    adapter_folders,
+    find_adapters,
+)
 from trainshed.content.outputs import CollectedFile
 from trainshed.model.checkpoints import LORA, CheckpointRules
 from trainshed.model.errors import Fault, FaultList
 from trainshed.model.ids import IdFactory
 from trainshed.model.runner import definition_from_document
 from trainshed.policy.retention import Candidate, newest_first, superseded
+from trainshed.store import artifacts, events, moves, runners
 from trainshed.store import checkpoints as store
-from trainshed.store import events, moves, runners
 from trainshed.store.database import Connection, Database
 from trainshed.store.events import NewEvent
 from trainshed.store.records import Checkpoint, Operation, Trial
 
 DELETE_KIND = "checkpoint.delete"
 MAX_REJECTIONS_SHOWN = 20
+MAX_METRICS_SHOWN = 12
 _DELETED_AT_ONCE = 100
 _ACTOR = "controller"
 
@@ -82,6 +92,7 @@ def register(
     candidates = {each.folder: Candidate(each.folder, each.step, each.value) for each in adapters.found}
     reasons = superseded(list(candidates.values()), rules)
     by_folder = {each.folder: each for each in adapters.found}
+    missing = _missing_metric(adapters.found, rules)
     rows: list[dict[str, Any]] = []
     files: list[dict[str, Any]] = []
     news: list[NewEvent] = []
@@ -107,6 +118,7 @@ def register(
                 "pinned": False,
                 "superseded": reasons.get(adapter.folder),
                 "created_at": at,
+                "metric_fault": adapter.metric_fault or missing,
             }
         )
         files += [
@@ -117,6 +129,8 @@ def register(
         if adapter.metric_fault is not None:
             said = f"The metric of {_place(adapter.folder)} is not known from it: {adapter.metric_fault}."
             news.append(_event(trial, at, "CHECKPOINT_METRIC_UNREADABLE", said))
+    if missing is not None:
+        news.append(_event(trial, at, "CHECKPOINT_METRIC_MISSING", f"{missing[0].upper()}{missing[1:]}."))
     store.insert_checkpoints(connection, rows, files)
     events.record(
         connection, news + [_event(trial, at, _NOT_REGISTERED, said) for said in _rejected(adapters)]
@@ -124,6 +138,28 @@ def register(
 
 
 _NOT_REGISTERED = "CHECKPOINT_NOT_REGISTERED"
+
+
+def _missing_metric(found: Sequence[LoraAdapter], rules: CheckpointRules) -> str | None:
+    """Where ``best`` judges by a metric that nothing declares, that, in a sentence without its full stop.
+
+    A misspelt name would otherwise keep everything and say nothing.
+    """
+    unknown = [each for each in found if each.value is None and each.metric_fault is None]
+    if rules.best is None or not unknown or any(each.value is not None for each in found):
+        return None
+    metric = rules.best.metric
+    said = f"none of {len(found)} Checkpoints has {metric}"
+    if len(found) == 1:
+        said = f"the Checkpoint has no {metric}"
+    declared = sorted({name for each in unknown for name in each.metrics})
+    if not declared:
+        return f"{said}, and nothing beside the adapter declares a metric in {METRICS} or {TRAINER_STATE}"
+    shown = ", ".join(declared[:MAX_METRICS_SHOWN])
+    more = f" and {len(declared) - MAX_METRICS_SHOWN} more" if len(declared) > MAX_METRICS_SHOWN else ""
+    near = difflib.get_close_matches(metric, declared, n=1)
+    meant = f"; perhaps {near[0]} is meant" if near else ""
+    return f"{said}; {METRICS} or {TRAINER_STATE} has {shown}{more}{meant}"
 
 
 def _event(trial: Trial, at: float, code: str, message: str) -> NewEvent:
@@ -170,10 +206,10 @@ def delete_checkpoint(
                 raise store.not_found(checkpoint_id)
             return receipt
         FaultList(_uses(connection, row)).raise_if_any()
-        store.mark_deleted(connection, row.id, at=at, by=actor)
+        gone = _delete(connection, row, at=at, actor=actor, why=f"by {actor}")
         receipt = Operation(ids.operation(), project_id, DELETE_KIND, row.id, "SUCCEEDED", "[]", at, at)
         store.insert_operation(connection, receipt)
-        _record(connection, row, at, actor, "CHECKPOINT_DELETED", f"Deleted Checkpoint {row.id}.")
+        _record(connection, row, at, actor, "CHECKPOINT_DELETED", f"Deleted Checkpoint {row.id}{gone}.")
         return receipt
 
     return database.write(delete)
@@ -221,9 +257,26 @@ class CheckpointRetention:
             # Since it was read, somebody may have pinned it, begun to use it or deleted it.
             if row is None or row.deleted_at is not None or _uses(connection, row):
                 continue
-            store.mark_deleted(connection, row.id, at=at, by=_ACTOR)
-            said = f"Deleted Checkpoint {row.id} of {_place(row.folder)}. {row.superseded}"
+            rule = str(row.superseded)
+            gone = _delete(connection, row, at=at, actor=_ACTOR, why=f"by rule: {_inside(rule)}")
+            said = f"Deleted Checkpoint {row.id} of {_place(row.folder)}{gone}. {rule}"
             _record(connection, row, at, _ACTOR, "CHECKPOINT_SUPERSEDED", said)
+
+
+def _delete(connection: Connection, row: Checkpoint, *, at: float, actor: str, why: str) -> str:
+    """Delete a locked Checkpoint and the Artifacts that are its files; answers how that is told.
+
+    Both name the same bytes: either alone would keep them for ever.
+    """
+    store.mark_deleted(connection, row.id, at=at, by=actor)
+    why = f"deleted with Checkpoint {row.id} {why}"
+    count, size = artifacts.delete_files_of(connection, row, at=at, why=why)
+    return f" and the {count} Artifacts that are its files ({size} bytes)" if count else ""
+
+
+def _inside(sentence: str) -> str:
+    """A sentence as part of another one."""
+    return sentence.removesuffix(".")
 
 
 def _locked(connection: Connection, project_id: str, checkpoint_id: str) -> Checkpoint:

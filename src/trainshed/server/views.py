@@ -330,4 +330,6 @@ def artifact_view(row: Artifact) -> shapes.Artifact:
         upload_state=state,
         state=state,
         created_at=iso(row.created_at),
+        deleted_at=iso_or_none(row.deleted_at),
+        deletion=row.deletion,
     )

@@ -71,9 +71,12 @@ def _named(cutoff: BindParameter[Any]) -> ColumnElement[bool]:
 
 
 def _made_of(cutoff: BindParameter[Any]) -> ColumnElement[bool]:
-    """Blobs that an Artifact is made of, or a Checkpoint that was not deleted before ``cutoff``."""
+    """Blobs that an Artifact or a Checkpoint is made of that was not deleted before ``cutoff``."""
     return or_(
-        exists().where(artifacts.c.sha256 == blobs.c.sha256, artifacts.c.upload_state == "uploaded"),
+        exists().where(
+            artifacts.c.sha256 == blobs.c.sha256,
+            or_(artifacts.c.upload_state == "uploaded", artifacts.c.deleted_at >= cutoff),
+        ),
         exists().where(
             checkpoint_files.c.sha256 == blobs.c.sha256,
             checkpoints.c.id == checkpoint_files.c.checkpoint_id,

@@ -256,6 +256,7 @@ def put_artifacts(connection: Connection, trial_id: str, rows: Sequence[Mapping[
     for row in rows:
         if row["name"] in there:
             changed = {key: value for key, value in row.items() if key not in {"id", "trial_id", "name"}}
+            changed |= {"deleted_at": None, "deletion": None}
             connection.execute(
                 update(artifacts).where(artifacts.c.id == there[row["name"]]).values(**changed)
             )

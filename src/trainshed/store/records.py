@@ -323,6 +323,9 @@ class Artifact:
     sha256: str | None
     upload_state: str
     created_at: float
+    deleted_at: float | None = None
+    deletion: str | None = None
+    """Why it is not there any more, a sentence without its full stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +409,8 @@ class Checkpoint:
     created_at: float
     deleted_at: float | None
     deleted_by: str | None
+    metric_fault: str | None = None
+    """Why the metric that its Runner's rules name has no value here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -413,8 +413,12 @@ artifacts = Table(
     Column("sha256", String(64)),
     Column("upload_state", String, nullable=False),
     Column("created_at", Double, nullable=False),
+    Column("deleted_at", Double),
+    # What it was deleted with or by whom, a sentence without its full stop.
+    Column("deletion", Text),
     UniqueConstraint("trial_id", "name"),
     Index("ix_artifacts_sha256", "sha256"),
+    partial_index("ix_artifacts_kept", "created_at", where="upload_state = 'uploaded'"),
 )
 
 trial_contents = Table(
@@ -452,6 +456,8 @@ checkpoints = Table(
     Column("created_at", Double, nullable=False),
     Column("deleted_at", Double),
     Column("deleted_by", String),
+    # Why the metric that its Runner's rules name has no value here.
+    Column("metric_fault", Text),
     UniqueConstraint("trial_id", "folder"),
     Index("ix_checkpoints_newest", "project_id", "id"),
     Index("ix_checkpoints_of_job", "job_id", "id"),

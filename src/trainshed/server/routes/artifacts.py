@@ -20,6 +20,7 @@ from trainshed.server.shapes import jobs as shapes
 from trainshed.server.shapes.common import Page
 from trainshed.server.views import artifact_view
 from trainshed.store import jobs as store
+from trainshed.store.records import Artifact
 
 routes = Routes("artifacts")
 
@@ -84,11 +85,19 @@ def download_artifact(call: Call, trial_id: str, artifact_id: str) -> Response:
         artifact = store.get_artifact(connection, trial_id, artifact_id)
     sha256 = artifact.sha256
     if artifact.upload_state != "uploaded" or sha256 is None:
-        raise Refusal.of(
-            "ARTIFACT_NOT_READY", f"its upload_state is `{artifact.upload_state}`", path="artifact_id"
-        )
+        raise _not_ready(artifact, trial.job_id)
     hit = damage.of_output("Trial", artifact.name, trial.job_id)
     return stored_file(call, sha256, artifact.size, artifact.name, hit)
+
+
+def _not_ready(artifact: Artifact, job_id: str) -> Refusal:
+    """The refusal of bytes that are not there; what is listed is known, so it is no 404 (contract E b6)."""
+    if artifact.upload_state != "deleted":
+        said = f"its upload_state is `{artifact.upload_state}`"
+        return Refusal.of("ARTIFACT_NOT_READY", said, path="artifact_id")
+    said = f"`{artifact.name}` was {artifact.deletion or 'deleted'}"
+    hint = f"Its bytes are given up. `trainshed job rerun {job_id}` makes it anew."
+    return Refusal.of("ARTIFACT_NOT_READY", said, path="artifact_id", hint=hint)
 
 
 def stored_file(call: Call, sha256: str, expected: int, path: str, hit: Hit) -> Response:

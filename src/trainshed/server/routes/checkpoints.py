@@ -319,6 +319,7 @@ def _view(row: Checkpoint, files: Sequence[CheckpointFile]) -> shapes.Checkpoint
         parent=row.parent_id,
         metric=row.metric,
         metric_value=row.metric_value,
+        metric_fault=row.metric_fault,
         folder=row.folder,
         uri=uri,
         tinker_path=uri,

@@ -32,6 +32,7 @@ class Checkpoint(Shape):
     parent: str | None = Field(description="The Checkpoint that its Trial resumed from.")
     metric: str | None = Field(description="The metric that the Runner's rules name, if it has a value.")
     metric_value: float | None
+    metric_fault: str | None = Field(description="Why the metric that the Runner's rules name has no value.")
     folder: str = Field(description="Where it lay among the Trial's outputs; empty for the top.")
     uri: str = Field(examples=["envloop://job_01KB7Q3V9E8Z6R5T4W3X2Y1M0N/ckpt_01KB7Q3V9E8Z6R5T4W3X2Y1M0Q"])
     tinker_path: str = Field(description="The same as `uri`.")

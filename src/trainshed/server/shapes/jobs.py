@@ -253,6 +253,8 @@ class Artifact(Shape):
     upload_state: Literal["pending", "uploading", "uploaded", "failed", "deleted"]
     state: Literal["pending", "uploading", "uploaded", "failed", "deleted"]
     created_at: Time
+    deleted_at: Time | None
+    deletion: str | None = Field(description="Of a deleted one: with what, by whom or by which rule.")
 
 
 class Metric(Shape):
