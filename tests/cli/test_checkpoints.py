@@ -9,6 +9,7 @@ import pytest
 
 from support import documents
 from support.fake_server import Reply, refusal
+from trainshed.cli import tables
 from trainshed.cli.exits import Exit
 
 ID = documents.CHECKPOINT_ID
@@ -43,14 +44,30 @@ def test_checkpoints_are_listed_as_a_table_as_json_and_as_ids(run, fake):
     fake.routes[LIST] = Reply(body=page)
     ran = run("checkpoint", "list", "--job-id", "job_1", "--trial", "trial_1", "--limit", "3")
     header, first, second, third, *_ = ran.out.splitlines()
-    assert header.split()[:2] == ["CHECKPOINT", "STEP"]
-    assert (ID in first, "eval_loss 0.25" in first, "yes" in first) == (True, True, True)
+    assert header.split() == ["CHECKPOINT", "JOB/TRIAL", "STEP", "METRIC", "SIZE", "KEPT", "CREATED"]
+    assert (ID in first, "0.25 eval_loss" in first, "yes" in first) == (True, True, True)
     assert "pinned" in second
     assert "superseded" in third
     assert "--cursor next" in ran.out
     assert fake.asked(LIST)[0].query == {"job_id": "job_1", "run_id": "trial_1", "limit": "3"}
     assert run("checkpoint", "list", "--json").json == page
     assert run("checkpoint", "list", "-q").out.split() == [ID, "ckpt_pinned", "ckpt_old"]
+
+
+def test_a_list_takes_a_line_a_row_at_100_columns(run, fake, monkeypatch):
+    rows = [
+        documents.checkpoint(checkpoint_id=f"{ID[:-1]}{n}", step=10_000 * n, size_bytes=10**9)
+        for n in range(3)
+    ]
+    fake.routes[LIST] = Reply(body=documents.page(*rows))
+    shown = []
+    laid_out = tables.lay_out
+    monkeypatch.setattr(
+        tables, "lay_out", lambda *given: shown.extend(laid_out(*given[:-1], 100)) or laid_out(*given)
+    )
+    run("checkpoint", "list")
+    assert len(shown) == len(rows) + 1
+    assert all(not line.below for line in shown)
 
 
 def test_no_checkpoints_says_where_one_comes_from(run, fake):
@@ -97,6 +114,18 @@ def test_the_folder_is_the_checkpoints_id_unless_said_otherwise(run, holding, tm
     monkeypatch.chdir(tmp_path)
     run("checkpoint", "download", URI)
     assert (tmp_path / ID / "adapter_config.json").read_bytes() == b"{}"
+
+
+def test_signed_urls_are_printed_with_their_end(run, holding):
+    ran = run("checkpoint", "urls", URI)
+    header, first, second, _, until = ran.out.splitlines()
+    assert header.split() == ["FILE", "URL"]
+    assert first.split() == ["adapter_config.json", f"{holding.url}/v1/downloads/{ID}/adapter_config.json"]
+    assert second.split()[0] == "deep/rng.bin"
+    assert until.startswith("Good until ")
+    document = run("checkpoint", "urls", ID, "--json").json
+    assert (set(document["urls"]), document["expires_at"]) == (set(FILES), documents.NOW)
+    assert run("checkpoint", "urls", ID, "-q").out.split() == list(document["urls"].values())
 
 
 def test_a_file_that_cannot_be_had_fails_the_download_and_is_named(run, holding, tmp_path):

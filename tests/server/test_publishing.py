@@ -12,6 +12,7 @@ import pytest
 
 from support.runners import definition, repository
 from support.site import Site, submission
+from trainshed.cli.runner import checkpoint_rules
 from trainshed.model.access import Permission
 from trainshed.sdk.runner_tree import FrozenRunner, freeze
 from trainshed.store import queue
@@ -65,6 +66,25 @@ def test_E8_a_published_revision_is_named_by_its_commit_and_readable_with_its_fi
     assert [item["revision"] for item in site.get("/v1/runners/team/train/revisions").json()["items"]] == [
         frozen.commit
     ]
+
+
+def test_a_runner_says_what_it_keeps_of_its_checkpoints(sqlite_site: Site, tmp_path: Path, frozen):
+    rules = '[checkpoints]\nresume = true\nbest = {metric = "eval_loss", mode = "min"}\n'
+    repository(tmp_path / "rules", {"runner.toml": f"{definition()}\n{rules}", "main.sh": MAIN})
+    runner = freeze(tmp_path / "rules")
+    item = publish(sqlite_site, runner).json()
+    best = {"metric": "eval_loss", "mode": "min", "keep": 1}
+    assert item["checkpoints"] == {"resume": True, "keep_last": None, "best": best}
+    shown = sqlite_site.get(f"/v1/runners/team/train/{runner.commit}").json()
+    assert shown["checkpoints"] == item["checkpoints"]
+    lines = str(checkpoint_rules(item)).splitlines()
+    assert lines == [
+        "a Job may resume from one (`--resume-from`)",
+        "keeps the 1 with the lowest eval_loss of each Trial",
+    ]
+    other = publish(sqlite_site, frozen, "team/other").json()
+    assert other["checkpoints"] is None
+    assert checkpoint_rules(other) is None
 
 
 def test_publishing_the_same_commit_again_answers_200_and_changes_nothing(site: Site, frozen):

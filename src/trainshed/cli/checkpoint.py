@@ -107,6 +107,22 @@ def download(
 
 @checkpoint.command()
 @click.argument("name", metavar="CHECKPOINT", type=CHECKPOINT)
+@quiet_option
+@json_option
+@click.pass_obj
+def urls(session: Session, name: str, *, quiet: bool) -> None:
+    """Print a URL for each file of a Checkpoint that needs no key, and until when they are good.
+
+    For other programs to fetch. They die early with the key that asked for them and with the Checkpoint.
+    """
+    with session.client() as client:
+        found = client.checkpoints.signed(name)
+    alone = Sentence(lambda row: "\n".join(map(str, row["urls"].values())))
+    session.show(found, *([alone] if quiet else [views.CHECKPOINT_URLS, views.GOOD_UNTIL]))
+
+
+@checkpoint.command()
+@click.argument("name", metavar="CHECKPOINT", type=CHECKPOINT)
 @click.option("--wait", is_flag=True, help="Wait until the deletion is done.")
 @click.option("--wait-timeout", type=SECONDS, default=600.0, help="Seconds to wait at most (exit 8).")
 @json_option

@@ -185,6 +185,14 @@ def local_time(text: str) -> str:
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def short_time(text: str) -> str:
+    """An ISO time for a narrow column: to the minute, and to the day where it is of another year."""
+    from datetime import datetime  # noqa: PLC0415 - as above
+
+    whole = local_time(text)
+    return whole[5:16] if whole.startswith(f"{datetime.now().astimezone().year}-") else whole[:10]
+
+
 def _draw_fields(document: Mapping[str, Any], fields: Sequence[tuple[str, Pick]]) -> None:
     lines = [(label, pick(document, what)) for label, what in fields]
     shown = [(label, cell(value)) for label, value in lines if value is not None and value != ""]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,21 @@ from trainshed.cli.session import MAX_SUGGESTIONS, Session, json_option, quiet_o
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client, Runner, TrainshedError
+
+
+def checkpoint_rules(row: Mapping[str, Any]) -> str | None:
+    """What a Runner says about its Checkpoints, a line each."""
+    found = row.get("checkpoints")
+    if not isinstance(found, Mapping):
+        return None
+    said = ["a Job may resume from one (`--resume-from`)" if found.get("resume") else "no resuming from one"]
+    if found.get("keep_last"):
+        said.append(f"keeps the last {found['keep_last']} of each Trial")
+    if isinstance(best := found.get("best"), Mapping):
+        order = "lowest" if best.get("mode") == "min" else "highest"
+        said.append(f"keeps the {best.get('keep')} with the {order} {best.get('metric')} of each Trial")
+    return "\n".join(said if len(said) > 1 else [*said, "keeps all"])
+
 
 VISIBILITIES = ("public", "project", "projects")
 RUNNERS = Table(
@@ -45,6 +60,7 @@ RUNNER = Fields(
         ("entrypoint", "entrypoint"),
         ("parameters", lambda row: row.get("params") or None),
         ("outputs", "execution.outputs"),
+        ("checkpoints", checkpoint_rules),
         ("timeout (s)", "execution.timeout_seconds"),
         ("gpu", "gpu"),
         ("image", "image"),

@@ -20,11 +20,14 @@ from trainshed.cli.output import (
     local_time,
     pick,
     sentence,
+    short_time,
     size,
 )
 
 Document = Mapping[str, Any]
 _MIB = 1 << 20
+_JOB_DIGITS = 10
+_ENDING_LETTERS = 4
 _COMMIT = re.compile(r"@([0-9a-f]{12})[0-9a-f]{28}$")
 _MADE_FOR_A_SCRIPT = re.compile(r"script-(?:auto-[0-9a-f]+-[0-9a-f]+-\d+|[0-9a-f]{64})")
 """What the server makes of the folder and the arguments of a Job of `gpu`: a row of digests."""
@@ -70,6 +73,23 @@ def metric_text(row: Document) -> str | None:
     """The metric that a Checkpoint is judged by, with its value."""
     value = row.get("metric_value")
     return f"{row.get('metric')} {value:g}" if isinstance(value, int | float) else None
+
+
+def value_text(row: Document) -> str | None:
+    """As `metric_text` for a column that may be cut: the value first."""
+    value = row.get("metric_value")
+    return f"{value:g} {row.get('metric')}" if isinstance(value, int | float) else None
+
+
+def origin_text(row: Document) -> str:
+    """Whose a Checkpoint is: digits that `job get` takes, and how the id of the Trial ends."""
+    digits = str(row.get("job_id") or "").partition("_")[2][:_JOB_DIGITS]
+    return f"{digits}/{_ending(row, 'trial_id')}"
+
+
+def _ending(row: Document, key: str) -> str:
+    """How an id ends: its beginning is a time, which ids made together share."""
+    return f"…{str(row.get(key) or '')[-_ENDING_LETTERS:]}"
 
 
 def kept_text(row: Document) -> str:
@@ -304,11 +324,10 @@ CHECKPOINTS = Table(
     (
         Column("CHECKPOINT", "checkpoint_id"),
         Column("STEP", "step"),
-        Column("METRIC", metric_text, rank=2),
+        Column("METRIC", value_text, shortest=10),
         Column("KEPT", kept_text),
-        Column("TRIAL", "trial_id", rank=2),
-        Column("URI", "uri", rank=1),
-        Column("DURABLE", "durable"),
+        Column("FOLDER", "folder", shortest=12),
+        Column("TRIAL", lambda row: _ending(row, "trial_id"), rank=1),
     ),
     empty="No Checkpoints.",
     rows="checkpoints",
@@ -316,16 +335,12 @@ CHECKPOINTS = Table(
 CHECKPOINT_LIST = Table(
     (
         Column("CHECKPOINT", "checkpoint_id"),
+        Column("JOB/TRIAL", origin_text, rank=2),
         Column("STEP", "step"),
-        Column("BASE MODEL", "base_model", shortest=16),
-        Column("RANK", "lora_rank", rank=3),
-        Column("METRIC", metric_text, rank=2),
+        Column("METRIC", value_text, shortest=10),
         Column("SIZE", lambda row: size(int(row.get("size_bytes") or 0))),
         Column("KEPT", kept_text),
-        Column("FOLDER", "folder", rank=3, shortest=12),
-        Column("TRIAL", "trial_id", rank=2),
-        Column("JOB", "job_id", rank=1),
-        Column("CREATED", "created_at", rank=1),
+        Column("CREATED", lambda row: short_time(str(row.get("created_at") or "")), rank=1),
     ),
     empty="No Checkpoints: a Trial leaves one where it saves a LoRA adapter among its declared outputs.",
 )
@@ -358,6 +373,14 @@ CHECKPOINT_FILES = Table(
     ),
     empty="No files.",
     rows="files",
+)
+CHECKPOINT_URLS = Table(
+    (Column("FILE", "name"), Column("URL", "url")),
+    empty="No files.",
+    rows=lambda row: [{"name": name, "url": url} for name, url in row["urls"].items()],
+)
+GOOD_UNTIL = Sentence(
+    lambda row: f"Good until {local_time(str(row.get('expires_at')))}, for whoever has them."
 )
 EVENTS = Table(
     (

@@ -136,9 +136,12 @@ class Checkpoints:
 
     def urls(self, name: str) -> Mapping[str, str]:
         """For each file an absolute URL that needs no key and expires: for other programs to fetch."""
+        return mapping(self.signed(name).get("urls"), "download URLs")
+
+    def signed(self, name: str) -> Raw:
+        """As `urls`, with the time until when they are good: ``checkpoint_id``, ``urls``, ``expires_at``."""
         answer = self._transport.call("GET", _route("download"), query={"path": _id(name)})
-        urls = mapping(answer, "download URLs").get("urls")
-        return mapping(urls, "download URLs")
+        return mapping(answer, "download URLs")
 
     def download(
         self,

@@ -168,6 +168,7 @@ def job_result(job: shapes.Job, checkpoints: Sequence[Checkpoint]) -> shapes.Job
             trial_id=row.trial_id,
             uri=checkpoint_uri(row.job_id, row.id),
             durable=True,
+            folder=row.folder,
             step=row.step,
             metric=row.metric,
             metric_value=row.metric_value,

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from trainshed.control.snapshots import manifest_files
 from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
+from trainshed.model.runner import definition_from_document
 from trainshed.model.selectors import Selector
 from trainshed.server import damage
 from trainshed.server.documents import CURSOR, LIMIT
@@ -154,6 +155,7 @@ def _item_values(revision: Revision, visibility: str) -> dict[str, Any]:
         "entrypoint": definition["execution"]["entrypoint"],
         "params": sorted(definition.get("params", {})),
         "gpu": shapes.RunnerGpu(**gpu) if any(value is not None for value in gpu.values()) else None,
+        "checkpoints": _checkpoints(definition),
         "abi": definition.get("abi"),
         "recipe_entrypoint": definition.get("recipe", {}).get("entrypoint"),
         "image": definition.get("image"),
@@ -161,6 +163,19 @@ def _item_values(revision: Revision, visibility: str) -> dict[str, Any]:
         "created_at": iso(revision.published_at),
         "published_by": revision.published_by,
     }
+
+
+def _checkpoints(definition: dict[str, Any]) -> shapes.RunnerCheckpoints | None:
+    """``[checkpoints]`` as it is understood, defaults filled in; ``None`` without the table."""
+    if not definition.get("checkpoints"):
+        return None
+    rules = definition_from_document(definition).checkpoints
+    best: Any = rules.best and {
+        "metric": rules.best.metric,
+        "mode": rules.best.mode.value,
+        "keep": rules.best.keep,
+    }
+    return shapes.RunnerCheckpoints(resume=rules.resume, keep_last=rules.keep_last, best=best)
 
 
 def _list(call: Call, name: str | None, use: str) -> Page[shapes.RunnerItem]:

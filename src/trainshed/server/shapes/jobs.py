@@ -183,6 +183,7 @@ class CheckpointRef(Shape):
     trial_id: str
     uri: str
     durable: bool
+    folder: str
     step: int | None
     metric: str | None
     metric_value: float | None

@@ -19,6 +19,22 @@ class RunnerGpu(Shape):
     gpus: int | None
 
 
+class BestCheckpoints(Shape):
+    """The rule that keeps the Checkpoints with the best values of a metric."""
+
+    metric: str
+    mode: Literal["min", "max"]
+    keep: int
+
+
+class RunnerCheckpoints(Shape):
+    """What a Runner says about its Checkpoints; without rules all of them are kept."""
+
+    resume: bool = Field(description="Whether its program can go on from a Checkpoint.")
+    keep_last: int | None
+    best: BestCheckpoints | None
+
+
 class RunnerItem(Shape):
     """One readable Revision, with what is needed to write `namespace/name@revision` (E7)."""
 
@@ -31,6 +47,7 @@ class RunnerItem(Shape):
     entrypoint: Literal["main.sh", "main.py"]
     params: list[str] = Field(description="Declared parameter names.")
     gpu: RunnerGpu | None
+    checkpoints: RunnerCheckpoints | None = Field(description="`[checkpoints]`, where it has any.")
     abi: str | list[str] | None = Field(description="Which Job Profiles it reads, as published.")
     recipe_entrypoint: str | None = Field(description="Which Recipes it runs: those with this entrypoint.")
     image: str | None
