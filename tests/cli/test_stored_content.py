@@ -154,9 +154,16 @@ def test_from_damage_to_repair_and_from_withdrawal_to_free_disk(server: ServerPr
     [damage] = found["damage"]
     assert (damage["sha256"], damage["problem"]) == (sha256, "changed")
     assert damage["affected"]["versions"]["shown"] == ["datasets team/words@1"]
-    assert el("content", "verify", "--all", "--repair", status=Exit.DIFFERS)["taken_out"] == [sha256]
+    publishing = "`trainshed dataset publish FOLDER --name team/words --version 1`"
+    assert damage["advice"].endswith(f" --repair`, then publish it again: {publishing}.")
+    repaired = el("content", "verify", "--all", "--repair", status=Exit.DIFFERS)
+    advice = f"Publish it again, which sends what is missing: {publishing}."
+    assert ([each["advice"] for each in repaired["damage"]], repaired["taken_out"]) == ([advice], [sha256])
     assert not stored.exists()
-    assert el("content", "verify", sha256, status=Exit.DIFFERS)["damage"][0]["problem"] == "missing"
+    for target in (sha256, "team/words@1", "--all"):
+        left = el("content", "verify", target, status=Exit.DIFFERS)
+        found = [(each["problem"], each["advice"]) for each in left["damage"]]
+        assert (left["damaged"], found) == (1, [("missing", advice)])
     (data / "a.txt").touch()
     el(*publish)
     assert el("content", "verify", "--all")["damaged"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
@@ -396,6 +397,10 @@ def test_P7_content_that_was_damaged_is_never_shown(fake):
     assert "Dataset " in said
     assert "(input `" in said
     assert "its file `" in said
+    name, version = re.search(r"Dataset (\S+)@(\S+) ", said).groups()
+    publish = f"`trainshed dataset publish FOLDER --name {name}"
+    assert f"with the owner key `trainshed content verify {name}@{version} --repair`, then {publish}" in said
+    assert said.endswith(f"then `trainshed job rerun {job}`.")
     assert facts.trial.user_code_started is False
     assert d.starts() == {}
     assert holds(d) == []

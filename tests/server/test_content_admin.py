@@ -206,7 +206,7 @@ def test_a_damaged_blob_is_told_with_what_it_affects_and_what_to_do(
         "shown": ["datasets team/copy@7", "datasets team/words@1"],
         "count": 2,
     }
-    assert "--repair, then publish datasets team/copy@7 again" in damage["advice"]
+    assert "verify team/copy@7 --repair`, then publish it again: " in damage["advice"]
     manifest = manifest_of(ContentKind.DATASETS, FILES).sha256
     targets = ("team/words@1", f"envloop://datasets/team/words@{manifest}", digest, manifest)
     for target in targets:
@@ -297,14 +297,12 @@ def test_a_damaged_copy_is_taken_out_and_publishing_again_heals(site: Site):
     publish(site, files=FILES, version="1")
     digest = spoil(site, b"zero", b"zer0")
     path = f"/v1/admin/content/blobs/{digest}/take-out"
-    assert site.post(path).json() == {"sha256": digest, "damaged": True, "corrected": False}
+    done = site.post(path).json()
+    assert (done["sha256"], done["damaged"], done["corrected"]) == (digest, True, False)
+    assert "--repair" not in done["advice"]
     [damage] = damages(site)
-    assert (damage["sha256"], damage["problem"]) == (
-        manifest_of(ContentKind.DATASETS, FILES).sha256,
-        "manifest",
-    )
-    assert damage["message"] == f"1 of its files are not stored, {digest} for one"
-    assert damage["advice"].startswith("Publish datasets team/words@1 again")
+    assert (damage["sha256"], damage["problem"]) == (digest, "missing")
+    assert (damage["message"], damage["advice"]) == ("it is not recorded", done["advice"])
     assert [each["message"] for each in damages(site, f"?target={digest}")] == ["it is not recorded"]
     assert site.post(path).json()["damaged"] is True
     missing = site.post("/v1/content/blobs/missing", {"sha256": [digest]}).json()["missing"]
@@ -313,7 +311,13 @@ def test_a_damaged_copy_is_taken_out_and_publishing_again_heals(site: Site):
     assert (refused.json()["code"], refused.json()["missing"]) == ("BLOB_NOT_FOUND", [digest])
     assert publish(site, files=FILES, version="1").is_success
     assert damages(site) == []
-    assert site.post(path).json() == {"sha256": digest, "damaged": False, "corrected": False}
+    intact = "It is intact: nothing is left to do."
+    assert site.post(path).json() == {
+        "sha256": digest,
+        "damaged": False,
+        "corrected": False,
+        "advice": intact,
+    }
     assert site.services.blobs.verify(digest)
     assert site.post(f"/v1/admin/content/blobs/{'0' * 64}/take-out").json()["code"] == "BLOB_NOT_FOUND"
     assert site.post("/v1/admin/content/blobs/zero/take-out").json()["code"] == "BLOB_NOT_FOUND"

@@ -70,7 +70,9 @@ def test_a_damaged_orphan_is_taken_out_at_once(site: Site):
     collector(site).run(sweep=True)
     [damage] = damages(site, f"?target={NAME}")
     assert (damage["problem"], "--repair takes it out at once" in damage["advice"]) == ("changed", True)
-    assert site.post(TAKE_OUT).json() == {"sha256": NAME, "damaged": True, "corrected": False}
+    done = site.post(TAKE_OUT).json()
+    assert "nothing is left to do" in done.pop("advice")
+    assert done == {"sha256": NAME, "damaged": True, "corrected": False}
     assert (place(site).exists(), recorded(site)) == (False, None)
 
 
@@ -78,9 +80,40 @@ def test_right_bytes_correct_a_record_that_says_another_size(site: Site):
     assert send_and_publish(site)[0].status_code == 201
     wrong = update(blobs).where(blobs.c.sha256 == NAME).values(size=3)
     site.services.database.write(lambda c: c.execute(wrong))
-    assert {damage["problem"] for damage in damages(site)} == {"changed", "manifest"}
-    assert site.post(TAKE_OUT).json() == {"sha256": NAME, "damaged": False, "corrected": True}
+    assert [damage["problem"] for damage in damages(site)] == ["changed"]
+    corrected = "Its record was corrected: nothing is left to do."
+    assert site.post(TAKE_OUT).json() == {
+        "sha256": NAME,
+        "damaged": False,
+        "corrected": True,
+        "advice": corrected,
+    }
     assert damages(site) == []
+
+
+@pytest.mark.parametrize("target", ["", "?target=team/words@1", "?target=manifest"])
+def test_a_blob_that_was_taken_out_is_one_damage_until_it_is_published_again(site: Site, target: str):
+    assert send_and_publish(site)[0].status_code == 201
+    assert publish(site, "team/copy", files={"a": RIGHT, "b": b""}, version="2").status_code == 201
+    target = target.replace("manifest", manifest_of(ContentKind.DATASETS, {"train.txt": RIGHT}).sha256)
+    place(site).write_bytes(b"x" * len(RIGHT))
+    publishing = "trainshed dataset publish FOLDER --name team/copy --version 2"
+    [damage] = damages(site, target)
+    assert "`trainshed content verify team/copy@2 --repair`, then publish it again: " in damage["advice"]
+    assert f"`{publishing}`" in damage["advice"]
+    done = site.post(TAKE_OUT).json()
+    assert (done["damaged"], "--repair" in done["advice"], publishing in done["advice"]) == (
+        True,
+        False,
+        True,
+    )
+    [left] = damages(site, target)
+    assert (left["sha256"], left["problem"], left["message"]) == (NAME, "missing", "it is not recorded")
+    assert left["advice"] == done["advice"]
+    assert events(site, target)[-1][2]["damaged"] == 1
+    answer, sent = send_and_publish(site)
+    assert (answer.status_code, sent) == (200, True)
+    assert damages(site, target) == []
 
 
 def test_what_a_program_produced_stays_where_it_is_damaged_and_its_record_is_corrected(sqlite_site: Site):
@@ -89,7 +122,7 @@ def test_what_a_program_produced_stays_where_it_is_damaged_and_its_record_is_cor
     [trial] = trials(site, job_id)
     finish(site, trial, start(site, trial), artifacts={"out/a": RIGHT})
     site.services.database.write(lambda c: queue.put_blobs(c, {NAME: 3}, at=1.0))
-    assert site.post(TAKE_OUT).json() == {"sha256": NAME, "damaged": False, "corrected": True}
+    assert site.post(TAKE_OUT).json()["corrected"]
     place(site).unlink()
     refused = site.post(TAKE_OUT)
     assert (refused.status_code, refused.json()["code"]) == (409, "RESOURCE_IN_USE")

@@ -84,4 +84,10 @@ def test_a_job_ends_with_the_reason_when_the_store_lost_its_content(remote, moto
     job = remote.submit({"request_id": "lost", "spec": {"runner": "team/plain@main", "resources": RESOURCES}})
     [trial] = remote.wait_for_release(job)
     assert (trial["status"], trial["error"]["code"]) == ("failed", "CONTENT_DAMAGED"), trial
+    revision = trial["runner"]["revision"]
+    said = trial["error"]["message"]
+    assert (
+        f"`trainshed content verify team/plain@{revision} --repair`, then `trainshed runner " in said
+    )
+    assert said.endswith(f"then `trainshed job rerun {job}`.")
     assert trial["user_code_started"] is False

@@ -239,7 +239,8 @@ def gc(context: click.Context, *, dry_run: bool, wait_timeout: float | None) -> 
 def _repaired(client: Client, found: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """Take out the damaged copies that nobody needs or somebody can publish again, and correct records.
 
-    Answers both, by digest. What cannot be taken out stays for its advice to be followed.
+    Answers both, by digest. What was done leaves other advice in ``found``; what cannot be taken out stays
+    for its own to be followed.
     """
     from trainshed.sdk.errors import Conflict, NotFound  # noqa: PLC0415 - click only at import time
 
@@ -255,6 +256,7 @@ def _repaired(client: Client, found: list[dict[str, Any]]) -> tuple[list[str], l
             if error.code != "RESOURCE_IN_USE":
                 raise
             continue
+        damage["advice"] = done.get("advice") or damage["advice"]
         taken += [str(damage["sha256"])] if done["damaged"] else []
         corrected += [str(damage["sha256"])] if done.get("corrected") else []
     return taken, corrected

@@ -28,7 +28,7 @@ from trainshed.control.launching import (
     content_mount,
     inputs_of,
 )
-from trainshed.control.progress import Progress, name_of, named
+from trainshed.control.progress import Progress, mended_by, name_of, named, runner_files
 from trainshed.engines.contract import Engine, EngineError, Mount
 from trainshed.model.content import ContentFile
 from trainshed.model.runner_tree import RunnerFile
@@ -138,20 +138,18 @@ class Preparer:
             return {"on_progress": told.bringing(what), "cancelled": cancelled}
 
         sizes = {file.sha256: file.size for file in files}
-        try:
+        with runner_files(trial, files):
             sources = self._content.hold_files(sizes, holder, **watched("the Runner's files"))
-        except LocalContentError as error:
-            path = next((file.path for file in files if file.sha256 == error.sha256), None)
-            raise error.of(f"the Runner's file `{path}`" if path else "the Runner's files") from error
         mounts = []
         for each in used:
             what = f"{each.kind}/{each.name}@{each.version}"
-            with named(name_of(each)):
+            with named(name_of(each), mended_by(each, trial.job_id)):
                 tree = self._content.tree(each.manifest_sha256, holder, **watched(what))
             mounts.append(content_mount(each.role, tree))
         if trial.resume_from is not None:
             what = f"Checkpoint {trial.resume_from}"
-            with named(what):
+            mended = "Restore it from a backup, or submit a Job that resumes from another Checkpoint."
+            with named(what, mended):
                 tree = self._content.tree_of(checkpoint, holder, **watched(what))
             mounts.append(Mount(tree, CHECKPOINT))
         if trial.profile is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
 from trainshed.content.local import LocalContentError
+from trainshed.model import mending
 from trainshed.model.content import ContentKind
+from trainshed.model.runner_tree import RunnerFile
 from trainshed.store import events, moves
 from trainshed.store.database import Connection, Database, DatabaseUnavailable
 from trainshed.store.records import Trial, TrialContent
@@ -89,12 +91,43 @@ class Progress:
 
 
 @contextlib.contextmanager
-def named(what: str) -> Iterator[None]:
-    """Say of what cannot be had here which content it is."""
+def named(what: str, mended: str) -> Iterator[None]:
+    """Say of what cannot be had here which content it is, and of damage how it is ``mended``."""
     try:
         yield
     except LocalContentError as error:
-        raise error.of(what) from error
+        raise _told(error.of(what), mended) from error
+
+
+def _told(error: LocalContentError, mended: str) -> LocalContentError:
+    if error.code != "CONTENT_DAMAGED" or error.retryable:
+        return error
+    said = f"{error.message.rstrip('.')}. {mended}"
+    return LocalContentError(error.code, said, retryable=False, sha256=error.sha256)
+
+
+@contextlib.contextmanager
+def runner_files(trial: Trial, files: Sequence[RunnerFile]) -> Iterator[None]:
+    """The same of the files of a Trial's Runner."""
+    try:
+        yield
+    except LocalContentError as error:
+        path = next((file.path for file in files if file.sha256 == error.sha256), None)
+        target = f"{trial.runner}@{trial.revision}"
+        mended = _mended(target, mending.publish_runner(trial.runner, trial.revision), trial.job_id)
+        what = f"the Runner's file `{path}`" if path else "the Runner's files"
+        raise _told(error.of(what), mended) from error
+
+
+def mended_by(content: TrialContent, job_id: str) -> str:
+    """What brings damaged content back, and the Job after it: one sentence."""
+    publish = mending.publish_content(ContentKind(content.kind), content.name, content.version)
+    return _mended(f"{content.name}@{content.version}", publish, job_id)
+
+
+def _mended(target: str, publish: str, job_id: str) -> str:
+    repaired = mending.take_out(target)
+    return f"What mends it: with the owner key {repaired}, then {publish}, then {mending.rerun(job_id)}."
 
 
 def name_of(content: TrialContent) -> str:

@@ -17,12 +17,14 @@ from typing import Any
 from trainshed.content.blobs import BlobError, BlobNotFound, BlobReader, BlobStore, DigestMismatch
 from trainshed.content.bundles import BUNDLES, read_packed
 from trainshed.content.trees import verify_manifest
+from trainshed.model import mending
 from trainshed.model.content import ContentKind
 from trainshed.model.errors import Refusal
 from trainshed.store import holders
 from trainshed.store.database import Database
 from trainshed.store.holders import Holders, Scope
 
+_NOT_RECORDED = "it is not recorded"
 _AT_ONCE = 500
 _TELL_SECONDS = 0.5
 _SMALLEST_PIECE, _LARGEST_PIECE = 64 << 10, 1 << 20
@@ -70,6 +72,8 @@ class TakenOut:
 
     damaged: bool
     """The bytes were damaged, or gone; neither they nor their row are there now."""
+    advice: str
+    """What is left to do."""
     corrected: bool = False
     """They are right, and the row said another size."""
 
@@ -118,6 +122,11 @@ class Verification:
         """Look at everything behind ``place``; a step at least every half second."""
         if place.part == "blobs":
             place = yield from self._all_blobs(place)
+            place = replace(place, part="unrecorded", after="")
+            yield Step(place)
+        if place.part == "unrecorded":
+            if self._scope.everything:  # blobs of a smaller scope are told by its manifests, rows or not
+                place = yield from self._all_unrecorded(place)
             place = replace(place, part="manifests", after="")
             yield Step(place)
         if place.part == "manifests":
@@ -161,10 +170,28 @@ class Verification:
                     told = time.monotonic()
                     yield Step(place, damage)
 
+    def _all_unrecorded(self, place: Place) -> Generator[Step, None, Place]:
+        """What manifests hold and no row says: one damage each, however many manifests hold it."""
+        while True:
+            with self._database.read() as connection:
+                some = holders.unrecorded_after(connection, place.after, _AT_ONCE)
+            if not some:
+                return place
+            for sha256 in some:
+                damage = self._damage(sha256, "missing", _NOT_RECORDED)
+                place = replace(
+                    place,
+                    after=sha256,
+                    checked=place.checked + 1,
+                    damaged=place.damaged + (damage is not None),
+                )
+                if damage is not None:
+                    yield Step(place, damage)
+
     def _read(self, sha256: str, size: int | None) -> Iterator[int | tuple[str, str]]:
         """How many bytes were read so far, again and again; at the end the problem, if there is one."""
         if size is None:
-            yield "missing", "it is not recorded"
+            yield "missing", _NOT_RECORDED
             return
         digest, done = hashlib.sha256(), 0
         try:
@@ -209,7 +236,10 @@ class Verification:
             yield Step(place)
 
     def _manifest_problem(self, sha256: str, kind: str) -> str | None:
-        """Why the rows of a manifest are not what it says, ``None`` if they are."""
+        """Why what the rows of a manifest keep is not what it says, ``None`` if it is.
+
+        What they keep and is not stored, or recorded with another size, was told of the blob itself.
+        """
         try:
             said = self._said(sha256, kind)
         except (BlobError, OSError):
@@ -220,11 +250,6 @@ class Verification:
             held = holders.held_by(connection, sha256)
         if lacking := sorted(said.keys() - held.keys()):
             return f"{len(lacking)} of its files are not kept, {lacking[0]} for one"
-        if absent := sorted(name for name in said if held[name] is None):
-            return f"{len(absent)} of its files are not stored, {absent[0]} for one"
-        wrong = sorted(name for name, size in said.items() if held[name] != size)
-        if wrong:
-            return f"{len(wrong)} of its files are recorded with another size, {wrong[0]} for one"
         return None
 
     def _said(self, sha256: str, kind: str) -> dict[str, int]:
@@ -249,24 +274,44 @@ class Verification:
             affected = holders.holders_of(connection, sha256)
             if problem == "missing" and not affected.any and not holders.still_recorded(connection, sha256):
                 return None
-        return Damage(sha256, problem, message, affected, advice_for(problem, affected))
+        advice = advice_for(problem, affected, taken_out=message == _NOT_RECORDED)
+        return Damage(sha256, problem, message, affected, advice)
 
 
-def advice_for(problem: str, affected: Holders) -> str:
-    """What to do about a damage, in a sentence."""
+def advice_for(problem: str, affected: Holders, *, taken_out: bool = False) -> str:
+    """What to do about a damage, in a sentence; once it is ``taken_out`` publishing alone is left."""
     if not affected.any:
         return "Nothing needs it: it will be collected, and --repair takes it out at once."
-    named = next(iter([*affected.versions.shown, *affected.revisions.shown]), "what needs it")
-    if problem == "manifest":
-        return f"Publish {named} again; if it stays so, restore the database from a backup."
-    if affected.can_be_published_again:
+    if problem == "unreadable":
         return (
-            f"Verify with --repair, then publish {named} again from its source, which sends what is missing."
+            "Look after the disk or the store, then verify again; if it stays so, restore it from a backup."
         )
-    if affected.jobs.count:
-        job = affected.jobs.shown[0]
-        return f"Only a program produced it. Restore it from a backup, or run it again: job rerun {job}."
+    if affected.can_be_published_again:
+        return _publish_again(problem, affected, taken_out)
+    if affected.artifacts.count and affected.jobs.count:
+        again = mending.rerun(affected.jobs.shown[0])
+        return f"Only a program produced it. Restore it from a backup, or run it again: {again}."
     return "Restore it from a backup, or publish what needs it again."
+
+
+def _publish_again(problem: str, affected: Holders, taken_out: bool) -> str:  # noqa: FBT001 - as its caller
+    target, publish = _published(affected)
+    if problem == "manifest":
+        return f"Publish it again: {publish}. If verifying tells of it then, restore the database."
+    if taken_out:
+        return f"Publish it again, which sends what is missing: {publish}."
+    return f"With the owner key {mending.take_out(target)}, then publish it again: {publish}."
+
+
+def _published(affected: Holders) -> tuple[str, str]:
+    """One of what is made of a blob: its reference, and the command that publishes it again."""
+    if affected.versions.count:
+        kind, _, target = affected.versions.shown[0].partition(" ")
+        name, _, version = target.rpartition("@")
+        return target, mending.publish_content(ContentKind(kind), name, version)
+    target = affected.revisions.shown[0]
+    name, _, revision = target.rpartition("@")
+    return target, mending.publish_runner(name, revision)
 
 
 def _forget_cached(reader: BlobReader) -> None:
@@ -296,7 +341,7 @@ def take_out(database: Database, blobs: BlobStore, sha256: str, clock: Callable[
     if not recorded:
         if irreplaceable:
             raise _irreplaceable()
-        return TakenOut(damaged=True)
+        return TakenOut(damaged=True, advice=_then(affected))
     mark = clock()
     if not database.write(lambda c: holders.seize(c, sha256, at=mark)):
         raise Refusal.of("BLOB_BEING_DELETED", f"blob {sha256} is being removed", path="sha256")
@@ -311,7 +356,16 @@ def take_out(database: Database, blobs: BlobStore, sha256: str, clock: Callable[
             gone = True
     finally:
         corrected = database.write(lambda c: holders.release(c, sha256, mark=mark, gone=gone, size=size))
-    return TakenOut(damaged=gone, corrected=corrected)
+    if gone:
+        return TakenOut(damaged=True, advice=_then(affected))
+    said = "Its record was corrected" if corrected else "It is intact"
+    return TakenOut(damaged=False, corrected=corrected, advice=f"{said}: nothing is left to do.")
+
+
+def _then(affected: Holders) -> str:
+    if not affected.any:
+        return "It was taken out; nothing needs it, so nothing is left to do."
+    return advice_for("missing", affected, taken_out=True)
 
 
 def _irreplaceable() -> Refusal:

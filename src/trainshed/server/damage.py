@@ -9,6 +9,8 @@ from collections.abc import Callable
 from itertools import islice
 
 from trainshed.content.blobs import BlobNotFound, BlobStore, DigestMismatch
+from trainshed.model import mending
+from trainshed.model.content import ContentKind
 from trainshed.model.errors import Refusal
 from trainshed.model.manifests import ManifestFault, ManifestScan
 from trainshed.store.records import ContentVersion
@@ -53,10 +55,11 @@ def of_version(
             file = _path_of(blobs, version.manifest_sha256, sha256) or f"the blob {sha256}"
         return f"the manifest of {version.uri}" if file is None else f"`{file}` of {version.uri}"
 
-    named = f"{version.name}@{version.version}"
+    publish = mending.publish_content(ContentKind(version.kind), version.name, version.version)
+    taken_out = mending.take_out(f"{version.name}@{version.version}")
     hint = (
-        f"Publish {named} again from its source: that sends what is gone or cut off. For what was changed an "
-        f"administrator runs `trainshed content verify {named} --repair` before."
+        f"Publish it again from its source, which sends what is gone or cut off: {publish}. For what was "
+        f"changed the owner of the server runs {taken_out} before."
     )
     return Hit(what, hint)
 
@@ -64,17 +67,18 @@ def of_version(
 def of_output(noun: str, name: str, job_id: str) -> Hit:
     """A file that a Job produced."""
     hint = (
-        f"Only a program produced it: restore it from a backup, or run it again with `trainshed job rerun "
-        f"{job_id}`. An administrator sees all of the damage with `trainshed content verify {job_id}`."
+        f"Only a program produced it: restore it from a backup, or run it again: {mending.rerun(job_id)}. "
+        f"An administrator sees all of the damage with `trainshed content verify {job_id}`."
     )
     return Hit(lambda: f"`{name}` of this {noun}", hint)
 
 
 def of_runner(path: str, revision: str) -> Hit:
     """A file of a Runner Revision (contract E b13 has a code for these)."""
+    publish = mending.publish_runner(*revision.rsplit("@", 1))
     hint = (
-        "Publish the Runner again from the same commit, which sends what is gone. An administrator sees all "
-        f"of the damage with `trainshed content verify {revision}`."
+        f"Publish it again from its commit, which sends what is gone: {publish}. For what was changed the "
+        f"owner of the server runs {mending.take_out(revision)} before."
     )
     return Hit(lambda: f"`{path}` of {revision}", hint, "RUNNER_HASH_MISMATCH")
 

@@ -145,6 +145,19 @@ def blobs_after(connection: Connection, scope: Scope, after: str, limit: int) ->
     return [(row.sha256, row.size) for row in rows]
 
 
+def unrecorded_after(connection: Connection, after: str, limit: int) -> list[str]:
+    """Blobs past the digest ``after`` that a manifest keeps and that no row says are stored."""
+    query = (
+        select(manifest_blobs.c.sha256)
+        .join(manifests, manifests.c.sha256 == manifest_blobs.c.manifest_sha256)
+        .outerjoin(blobs, blobs.c.sha256 == manifest_blobs.c.sha256)
+        .where(manifests.c.let_go_at.is_(None), blobs.c.sha256.is_(None), manifest_blobs.c.sha256 > after)
+        .distinct()
+        .order_by(manifest_blobs.c.sha256)
+    )
+    return list(connection.execute(query.limit(limit)).scalars())
+
+
 def total_of(connection: Connection, scope: Scope) -> tuple[int, int]:
     """How many blobs a scope has, and their bytes."""
     _, sized = _sized(scope)

@@ -131,6 +131,8 @@ def test_C11_damage_is_told_of_the_content_and_its_file_and_no_other_try_is_made
     facts = d.settle(job)
     assert (facts.trial.state, facts.trial.error_code) == (State.FAILED, "CONTENT_DAMAGED")
     assert "Dataset team/words@1 (mount `/mnt/data`): its file `train/b.txt`" in facts.trial.error_message
+    assert "`trainshed content verify team/words@1 --repair`" in facts.trial.error_message
+    assert f"`trainshed job rerun {job}`" in facts.trial.error_message
     assert len(d.attempts(job)) == 1
 
 

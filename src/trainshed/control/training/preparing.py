@@ -19,7 +19,7 @@ from trainshed.content.local import Cancelled, LocalContent, LocalContentError
 from trainshed.control.background import Background
 from trainshed.control.crashpoints import Point, reach
 from trainshed.control.launching import content_mount
-from trainshed.control.progress import Progress, name_of, named
+from trainshed.control.progress import Progress, mended_by, name_of, named
 from trainshed.control.training.frozen import spec_of
 from trainshed.control.training.mounted import SUB_PATH_UNKNOWN
 from trainshed.engines.contract import Engine, EngineError, Mount
@@ -147,7 +147,7 @@ class GangPreparer:
                 missing = f"what is mounted at {each.mount_path} is not recorded"
                 raise LocalContentError("CONTENT_UNAVAILABLE", missing, retryable=False)
             what = f"{content.kind}/{content.name}@{content.version}"
-            with named(name_of(content)):
+            with named(name_of(content), mended_by(content, gang.trial.job_id)):
                 tree = self._content.tree(
                     content.manifest_sha256,
                     gang.attempt_id,

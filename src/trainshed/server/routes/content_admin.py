@@ -183,7 +183,7 @@ def take_blob_out(call: Call, sha256: str) -> shapes.TakenOut:
     if not _SHA256.fullmatch(sha256):
         raise Refusal.of("BLOB_NOT_FOUND", "a blob is named by 64 lower-case hex digits", path="sha256")
     done = take_out(services.database, services.blobs, sha256, services.clock)
-    return shapes.TakenOut(sha256=sha256, damaged=done.damaged, corrected=done.corrected)
+    return shapes.TakenOut(sha256=sha256, damaged=done.damaged, corrected=done.corrected, advice=done.advice)
 
 
 def _owner_only(call: Call, what: str) -> None:

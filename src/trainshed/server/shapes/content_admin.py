@@ -111,3 +111,4 @@ class TakenOut(Shape):
     sha256: str
     damaged: bool
     corrected: bool = Field(description="It was intact, and its record said another size.")
+    advice: str = Field(description="What is left to do.")
