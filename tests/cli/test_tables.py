@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support import documents
 from trainshed.cli import train_views, views
-from trainshed.cli.output import Table, duration
+from trainshed.cli.output import HumanOutput, Table, duration
 from trainshed.cli.output import pick as picked
 from trainshed.cli.pool import CORDONS, IDLE, POOLS
 from trainshed.cli.quota import QUOTAS
@@ -150,3 +150,24 @@ def test_E98_a_trials_profile_is_shown_by_what_it_names():
         profile={"schema": "v1", "recipe": {"uri": "a parameter"}, "inputs": {}, "plugins": []}
     )
     assert views.recipe_text(v1) is views.recipe_text(documents.trial()) is None
+
+
+def test_the_reason_of_a_job_is_told_once(capsys):
+    def shown(*reasons):
+        trials = [
+            documents.trial(
+                name=f"t{number}", status="failed", error=each and {"code": each, "message": "why"}
+            )
+            for number, each in enumerate(reasons)
+        ]
+        error = {"code": "USER_CODE_FAILED", "message": "why"}
+        job = documents.job("failed", trials, error=error)
+        HumanOutput().show(job, views.JOB, views.TRIALS_OF_JOB)
+        return capsys.readouterr().out
+
+    for out in (shown("USER_CODE_FAILED"), shown("USER_CODE_FAILED", "USER_CODE_FAILED")):
+        assert out.count("USER_CODE_FAILED: why") == 1
+        assert "error       USER_CODE_FAILED: why\n" in out
+    out = shown("USER_CODE_FAILED", None, "CONTENT_DAMAGED")
+    assert (out.count("USER_CODE_FAILED: why"), out.count("CONTENT_DAMAGED: why")) == (1, 1)
+    assert "error " not in out

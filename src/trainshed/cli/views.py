@@ -58,6 +58,20 @@ def reason_text(row: Document) -> str | None:
     return None
 
 
+def shared_reason(job: Document) -> str | None:
+    """Why the Job failed, where its Trials do not tell it better: one is the reason of them all."""
+    reasons = {reason_text(trial) for trial in pick(job, "training.trials") or ()}
+    own = reason_text(job)
+    return own if own not in reasons or len(reasons) == 1 else None
+
+
+def trials_of_job(job: Document) -> list[Document]:
+    """The Trials of a Job, without the reason that stands at the Job."""
+    told = shared_reason(job)
+    trials = pick(job, "training.trials") or []
+    return [{**each, "error": None} if told and reason_text(each) == told else each for each in trials]
+
+
 def estimate_text(row: Document) -> str | None:
     """When a waiting Trial starts, and what that time assumes."""
     start = pick(row, "waiting.estimated_start_at")
@@ -262,7 +276,7 @@ _TRIAL_COLUMNS = (
     Column("TRIAL", "trial_id", rank=3),
 )
 TRIALS = Table(_TRIAL_COLUMNS, empty="No Trials.", below=reason_text)
-TRIALS_OF_JOB = Table(_TRIAL_COLUMNS, empty="No Trials.", rows="training.trials", below=reason_text)
+TRIALS_OF_JOB = Table(_TRIAL_COLUMNS, empty="No Trials.", rows=trials_of_job, below=reason_text)
 JOB = Fields(
     (
         ("job", "job_id"),
@@ -271,7 +285,7 @@ JOB = Fields(
         ("tags", lambda row: row.get("tags") or None),
         ("created", "created_at"),
         ("finished", "finished_at"),
-        ("error", reason_text),
+        ("error", shared_reason),
     ),
 )
 TRIAL = Fields(
