@@ -9,6 +9,7 @@ import pytest
 
 from support import documents
 from support.fake_server import DROP, Reply, refusal
+from support.runners import repository
 from trainshed.cli.exits import MEANINGS, Exit
 
 JOB = f"GET /v1/jobs/{documents.JOB_ID}"
@@ -177,3 +178,30 @@ def test_a_file_that_a_runner_does_not_have_is_answered_with_those_it_has(run, f
 
 def test_every_exit_status_has_a_meaning():
     assert set(MEANINGS) == set(Exit)
+
+
+def test_faults_of_a_folder_are_told_once_each_below_one_headline(run, fake, tmp_path):
+    fake.routes = {}
+    (tmp_path / "a").write_text("x")
+    publish = ("dataset", "publish", str(tmp_path), "--name", "team/words")
+    (tmp_path / "dataset.toml").write_text('[dataset]\nlicence = "x"\ntyp = "data"\n')
+    assert run(*publish).err.splitlines() == [
+        f"error: INVALID_CONTENT: {tmp_path} cannot be published: 2 faults",
+        "  - dataset.toml: `licence` is not a key that counts: did you mean `license`?",
+        "  - dataset.toml: `typ` is not a key that counts: did you mean `type`?",
+        "hint: Correct or move away what is named; nothing was sent.",
+    ]
+    (tmp_path / "dataset.toml").write_text('[dataset]\nlicence = "x"\n')
+    one, _ = run(*publish).err.splitlines()
+    assert one.endswith(
+        "published: dataset.toml: `licence` is not a key that counts: did you mean `license`?"
+    )
+
+
+def test_faults_of_a_runner_are_told_once_each_below_their_number(run, fake, tmp_path):
+    fake.routes = {}
+    repository(tmp_path, {"runner.toml": '[runner]\nname = "a"\nfoo = 1\n', "main.sh": "true\n"})
+    told = run("runner", "publish", str(tmp_path)).err.splitlines()
+    assert told[0] == "error: INVALID_RUNNER: 2 faults"
+    assert [line.split()[1] for line in told[1:3]] == ["`runner.foo`", "`runner.name`"]
+    assert told[3:] == ["hint: Correct it, commit, and publish again."]

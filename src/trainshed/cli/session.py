@@ -224,22 +224,36 @@ def _told(error: TrainshedError) -> Iterator[str]:
         # A refusal's own code may only say that faults follow: the fault's is the one to look up.
         label = f" [{inner}]" if inner not in {"", getattr(error, "code", inner)} else ""
         yield f"error: {error}{label}"
-        # `ref` is no option here: it is the ID, which the sentence names.
-        where = [path for path in next(iter(places.values()), []) if path not in {"", "ref"}]
-        if where:
-            yield f"  at {_listed(where)}"
+        for (message, _), paths in places.items():
+            # `ref` is no option here: it is the ID, which the sentence names.
+            if where := [path for path in _untold(paths, f"{error} {message}") if path != "ref"]:
+                yield f"  at {_listed(where)}"
         return
     code = getattr(error, "code", type(error).__name__)
     status = f" ({error.status})" if isinstance(error, ApiError) else ""
-    told = "" if any(message == error.message for message, _ in places) else f": {error.message}"
-    yield f"error: {code}{status}{told or f': {len(places)} faults'}"
+    yield f"error: {code}{status}: {_headline(error.message, [message for message, _ in places])}"
     mixed = any(fault_code != code for _, fault_code in places)
     for (message, fault_code), paths in places.items():
-        where = [path for path in paths if path]
+        where = _untold(paths, message)
         label = f" [{fault_code}]" if mixed else ""
         yield f"  - {f'{_listed(where)}: ' if where else ''}{message}{label}"
     if hidden := isinstance(error, ApiError) and error.body.get("errors_not_shown"):
         yield f"  … and {hidden} more"
+
+
+def _headline(said: str, messages: Sequence[str]) -> str:
+    """What stands above several faults: the sentence as far as it is none of them, and how many there are."""
+    starts = [said.index(message) for message in messages if message in said]
+    if not starts:
+        return said
+    before = said[: min(starts)].rstrip(" :;")
+    return f"{before}: {len(messages)} faults" if before else f"{len(messages)} faults"
+
+
+def _untold(paths: Sequence[str], said: str) -> list[str]:
+    """The places of a fault, unless its sentence names them itself."""
+    found = [path for path in paths if path]
+    return [] if all(f"`{path}`" in said for path in found) else found
 
 
 def _has_hints(error: TrainshedError) -> bool:
