@@ -272,6 +272,6 @@ def test_a_task_runs_again_once_its_hidden_values_are_given(client, run, dataset
     options = ("--hidden", "SECRET", "--json")
     done = there("job", "rerun", str(place), *options, status=Exit.REFUSED, env=values)
     [publish] = json.loads(done.stderr.splitlines()[-1])["publish"]
-    assert "trainshed dataset publish PATH --name team/data --version 1" in publish
+    assert "`trainshed dataset publish PATH --name team/data`" in publish, "a rerun goes by digest"
     there("dataset", "publish", dataset, "--name", "team/data", "--version", "1")
     assert json.loads(there("job", "rerun", str(place), *options, env=values).stdout)["same"] is True

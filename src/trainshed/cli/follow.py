@@ -15,7 +15,7 @@ from trainshed.cli.parameters import Whole
 from trainshed.cli.session import Session, json_option
 
 if TYPE_CHECKING:
-    from trainshed.sdk import Client
+    from trainshed.sdk import Client, Job
     from trainshed.sdk.logs import LogFollower, LogPage
     from trainshed.sdk.objects import LogRecord
 
@@ -119,6 +119,15 @@ def print_log(
         session.warn(f"the log was cut at its limit; {last.dropped_bytes} bytes were dropped")
     if last.missing_reason:
         session.warn(f"part of the log is missing: {last.missing_reason}")
+
+
+def follow_to_the_end(session: Session, client: Client, job: Job, timeout: float | None) -> None:
+    """Print the log of a Job that was submitted just now, until its end; ``timeout`` in seconds.
+
+    Where ``--json`` asks for one document, all of the log goes to stderr.
+    """
+    style = LogStyle(names=len(job.trials) > 1, all_to_stderr=session.json)
+    print_log(session, client, client.jobs.follow(job.job_id, timeout=timeout), style, job.job_id)
 
 
 def _about_release(client: Client, job_id: str, trial: str | None) -> Iterable[LogRecord]:

@@ -9,9 +9,8 @@ import click
 
 from trainshed.cli import views
 from trainshed.cli.exits import Exit
-from trainshed.cli.follow import log_options, print_log, show_log
+from trainshed.cli.follow import follow_to_the_end, log_options, show_log
 from trainshed.cli.lazy import Group
-from trainshed.cli.logs import LogStyle
 from trainshed.cli.output import Sentence, count
 from trainshed.cli.parameters import CHECKPOINT, JOB, POSITIVE, SECONDS, Whole
 from trainshed.cli.rerun import manifest, rerun
@@ -105,9 +104,7 @@ def submit(
         session.job_id = found.job_id
         session.note(f"{found.job_id} {_receipt(found)}")
         if follow:
-            style = LogStyle(names=len(found.trials) > 1, all_to_stderr=session.json)
-            records = client.jobs.follow(found.job_id, timeout=deadline.left())
-            print_log(session, client, records, style, found.job_id)
+            follow_to_the_end(session, client, found, deadline.left())
         ended = wait_for(session, client, found.job_id, deadline.left())
         session.job_id = None
         await_release(client, ended, deadline.left())

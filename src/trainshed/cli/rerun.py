@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainshed.cli.exits import Exit
+from trainshed.cli.follow import follow_to_the_end
 from trainshed.cli.output import Column, Fields, Sentence, Table, to_json
 from trainshed.cli.parameters import JOB, SECONDS
 from trainshed.cli.session import Session, json_option
@@ -21,7 +22,7 @@ from trainshed.cli.waiting import Deadline, await_release, wait_for
 
 if TYPE_CHECKING:
     from trainshed.sdk import Client
-    from trainshed.sdk.errors import FieldFault
+    from trainshed.sdk.errors import ApiError, FieldFault
 
 MAX_MANIFEST_BYTES = 1 << 30
 _PLACE = re.compile(r"trials\[(\d+)\]\.spec\.(.+)")
@@ -30,15 +31,39 @@ _UNAVAILABLE = frozenset(
     {"ACCESS_DENIED", "CONTENT_NOT_FOUND", "PROFILE_ARCHIVED", "PROFILE_HASH_MISMATCH", "CONTENT_DAMAGED"}
 )
 """Codes of a profile's faults that publishing or approving its content can end."""
+_OF_A_TRIAL = re.compile(r"trials\[\d+\]\.")
+_RECIPES, _CONTENTS, _PLUGINS, _APPROVALS, _LAST = range(1, 6)
+"""In which order things can be published: a Recipe needs what it depends on, an approval its Plugin."""
+
+
+def _folded(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What runs otherwise, field by field; what only is named otherwise, one row a kind, over all Trials."""
+    found: list[dict[str, Any]] = []
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for row in document["differences"]:
+        if row["runs"]:
+            found.append({**row, "told": "yes"})
+        else:
+            kinds.setdefault(_OF_A_TRIAL.sub("trials[*].", row["path"]), []).append(row)
+    for kind, rows in kinds.items():
+        shown = {"path": rows[0]["path"] if len(rows) == 1 else kind}
+        for key in ("before", "after"):
+            values = [row[key] for row in rows]
+            shown[key] = values[0] if all(value == values[0] for value in values) else "various"
+        times = "" if len(rows) == 1 else f" ({len(rows)} times)"
+        found.append({**shown, "told": f"only named so{times}"})
+    return found
+
+
 _DIFFERENCES = Table(
     (
         Column("FIELD", "path"),
         Column("WAS", "before", shortest=12),
         Column("IS", "after", shortest=12),
-        Column("RUNS", lambda row: "yes" if row["runs"] else "only named so"),
+        Column("RUNS", "told"),
     ),
     empty="Every field is the same.",
-    rows="differences",
+    rows=_folded,
 )
 _RERUN = Fields(
     (
@@ -87,6 +112,7 @@ def manifest(session: Session, job_id: str, *, output: Path | None) -> None:
     help="Give a training task's hidden variable NAME the value that it has in this program's environment.",
 )
 @click.option("--wait", is_flag=True, help="Wait for the end; exit 1 unless the Job completed.")
+@click.option("--follow", is_flag=True, help="Print the log until its end, then as --wait.")
 @click.option("--wait-timeout", type=SECONDS, help="Seconds to wait at most (exit 8).")
 @json_option
 @click.pass_context
@@ -97,17 +123,22 @@ def rerun(
     request_id: str | None,
     hidden: tuple[str, ...],
     wait: bool,
+    follow: bool,
     wait_timeout: float | None,
 ) -> None:
     """Run again what a Job ran, here or on another server, and show every difference.
 
     JOB is a Job of the server in use, also one of `gpu` or a training task; FILE is what `job manifest`
-    wrote, on whatever server, or `-` for stdin. Runners are named by commit, images and content by digest.
+    wrote, on whatever server, or `-` for stdin. Runners are named by commit, images and content by digest;
+    a version's label is kept where it leads to the same digest.
     Exits 9 if what runs differs.
     """
     from trainshed.model.provenance import compare  # noqa: PLC0415 - click only at import time
 
     session = context.ensure_object(Session)
+    if wait_timeout is not None and not wait and not follow:
+        raise click.UsageError("--wait-timeout bounds --wait or --follow; give one of them")
+    wait = wait or follow
     deadline = Deadline(wait_timeout)
     values = _from_environment(hidden)
     given = read_file(source, "a Job manifest", most=MAX_MANIFEST_BYTES) if _is_file(source) else None
@@ -123,6 +154,8 @@ def rerun(
             if not session.json:
                 # Whoever waits for hours for another thing than was meant should know at once.
                 session.show({"differences": [each.as_dict() for each in found]}, _DIFFERENCES)
+            if follow:
+                follow_to_the_end(session, client, job, deadline.left())
             job = wait_for(session, client, job.job_id, deadline.left())
             await_release(client, job, deadline.left())
             job = client.jobs.get(job.job_id)
@@ -180,17 +213,41 @@ def _submitted(
         way = f". Set them in this program's environment and add{how}" if names else ""
         raise click.UsageError(f"{fault}{way}") from None
     except ApiError as error:
-        found = [list(_wanted(manifest["frozen"], fault)) for fault in error.faults]
-        wanted = list(dict.fromkeys(itertools.chain.from_iterable(found)))
+        found = [list(_wanted(manifest["frozen"], error, fault)) for fault in error.faults]
+        wanted = _in_order(step for steps in found for step in steps)
         if wanted:
             # The first fault is the headline: where nothing has to be provided for it, its own hint stays.
-            first = [] if found[0] else [error.hint.rstrip(".")]
-            error.hint = "; ".join([*filter(None, first), *wanted, "then run it again"])
-            error.body = {**error.body, "publish": wanted}
+            first = [] if found[0] or not error.hint else [error.hint]
+            error.hint = "\n".join([*first, _HEAD, *(f"  {step.line}" for step in wanted), _TAIL])
+            error.body = {**error.body, "publish": [step.sentence for step in wanted]}
         raise
 
 
-def _wanted(frozen: Mapping[str, Any], fault: FieldFault) -> Iterator[str]:
+_HEAD = "make available there, in this order:"
+_TAIL = "then run it again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One thing to do before the Job can run there."""
+
+    rank: tuple[int, int]
+    """Steps of a lower one come first."""
+    line: str
+    """A command, with what else is to be known as a comment; or a sentence where no command does it."""
+    sentence: str
+    """The same for ``publish`` of ``--json``."""
+
+
+def _in_order(steps: Iterable[_Step]) -> list[_Step]:
+    """Each once, in an order that works."""
+    found: dict[str, _Step] = {}
+    for step in sorted(steps, key=lambda step: step.rank):
+        found.setdefault(step.sentence, step)
+    return list(found.values())
+
+
+def _wanted(frozen: Mapping[str, Any], error: ApiError, fault: FieldFault) -> Iterator[_Step]:
     """What has to be made available on that server, from the place of a fault."""
     if fault.path.startswith("spec.") and frozen["trials"]:
         yield from _of_one(frozen["trials"][0], fault)
@@ -201,22 +258,29 @@ def _wanted(frozen: Mapping[str, Any], fault: FieldFault) -> Iterator[str]:
     trial, where = frozen["trials"][int(place[1])], place[2]
     if where.startswith("runner") and fault.code == "RUNNER_NOT_FOUND":
         runner = trial["runner"]
-        yield (
-            f"publish the Runner there: `trainshed runner publish PATH --ref {runner['revision']} "
-            f"--name {runner['name']}`, from a clone of its repository"
+        command = f"trainshed runner publish PATH --ref {runner['revision']} --name {runner['name']}"
+        yield _Step(
+            (0, 0),
+            f"{command}  # from a clone of its repository",
+            f"publish the Runner there: `{command}`, from a clone of its repository",
         )
     elif where.startswith("profile") and fault.code in _UNAVAILABLE:
-        yield from _contents_wanted(trial, where.removeprefix("profile."))
+        taken = error.body.get("labels_taken", ())
+        yield from _contents_wanted(trial, where.removeprefix("profile."), taken)
     elif where.startswith("image"):
-        yield f"make the image {trial['image']['resolved']} available to that server"
+        yield _sentence(f"make the image {trial['image']['resolved']} available to that server")
     elif where.startswith("resume_from"):
-        yield (
+        yield _sentence(
             f"a Checkpoint stays on its server: run the Job there that has "
             f"{trial['resume_from']['checkpoint_id']}"
         )
 
 
-def _of_one(trial: Mapping[str, Any], fault: FieldFault) -> Iterator[str]:
+def _sentence(text: str) -> _Step:
+    return _Step((_LAST, 0), text, text)
+
+
+def _of_one(trial: Mapping[str, Any], fault: FieldFault) -> Iterator[_Step]:
     """The same for a packed project or a training task, which is a Job by itself."""
     from trainshed.model.provenance_kinds import SCRIPT, TASK, kind_of  # noqa: PLC0415 - as above
 
@@ -227,30 +291,42 @@ def _of_one(trial: Mapping[str, Any], fault: FieldFault) -> Iterator[str]:
         if entry is not None and int(entry[2]) < len(spec["data"]):
             item = spec["data"][int(entry[2])]
             what = f"the data `{item['mount']}` (manifest {item.get('manifest_sha256')})"
-        yield (
+        yield _sentence(
             f"send {what} there: `gpu run` against that server, in a folder that has the same files as "
             f"{spec['project_dir']} had"
         )
     elif kind == TASK and fault.path == "spec.image" and trial["image"] is not None:
-        yield f"make the image {trial['image']['resolved']} available to that server"
+        yield _sentence(f"make the image {trial['image']['resolved']} available to that server")
     elif kind == TASK and entry is not None and int(entry[2]) < len(trial[TASK]["spec"]["mounts"]):
         path = trial[TASK]["spec"]["mounts"][int(entry[2])]["mount_path"]
         for use in trial["contents"]:
             if use["role"] == f"mount:{path}":
-                yield _publish(use)
+                yield _publish(use, _CONTENTS)
 
 
-def _publish(use: Mapping[str, Any]) -> str:
-    noun = use["kind"].removesuffix("s")
-    label = "" if use["version"] == use["manifest_sha256"] else f" --version {use['version']}"
-    return (
-        f"publish there, readable for your project: `trainshed {noun} publish PATH --name "
-        f"{use['name']}{label}` (manifest {use['manifest_sha256']})"
+def _publish(
+    use: Mapping[str, Any], rank: int, *, before: int = 0, label: str | None = None, why: str = ""
+) -> _Step:
+    """Publishing a content there: under its digest unless it is known that the label can be had.
+
+    The digest always leads to it, and a label may be that of other files there. Of one rank what has a
+    higher ``before`` comes first.
+    """
+    version = "" if label is None else f" --version {label}"
+    command = f"trainshed {use['kind'].removesuffix('s')} publish PATH --name {use['name']}{version}"
+    digest = use["manifest_sha256"]
+    return _Step(
+        (rank, -before),
+        f"{command}  # readable for your project, manifest {digest}{why}",
+        f"publish there, readable for your project: `{command}` (manifest {digest}{why})",
     )
 
 
-def _contents_wanted(trial: Mapping[str, Any], where: str) -> Iterator[str]:
-    plugins = [each["name"] for each in trial["profile"]["document"]["plugins"]]
+def _contents_wanted(trial: Mapping[str, Any], where: str, taken: Collection[str]) -> Iterator[_Step]:
+    from trainshed.model.provenance import labelled  # noqa: PLC0415 - as above
+
+    document = trial["profile"]["document"]
+    plugins = [each["name"] for each in document["plugins"]]
     for use in trial["contents"]:
         kind, _, name = use["role"].partition(":")
         places = {"input": f"inputs.{name}", "recipe": "recipe", "dependency": "recipe"}
@@ -258,12 +334,23 @@ def _contents_wanted(trial: Mapping[str, Any], where: str) -> Iterator[str]:
             places["plugin"] = f"plugins[{plugins.index(name)}]"
         if kind not in places or not f"{where}.".startswith(f"{places[kind]}."):
             continue
-        if kind != "plugin" or where != places[kind]:  # else it is there and readable: only not approved
-            yield _publish(use)
+        if kind == "input":
+            uri = labelled(document["inputs"].get(name))
+            free = uri is not None and uri not in taken
+            why = "" if uri is None or free else f"; its label {use['version']} names something else there"
+            yield _publish(use, _CONTENTS, label=use["version"] if free else None, why=why)
+        elif kind != "plugin":
+            # What a Recipe depends on has to be there before it; `common.text` is what `common` needs.
+            depth = name.count(".") + 1 if kind == "dependency" else 0
+            yield _publish(use, _RECIPES, before=depth)
+        elif where != places[kind]:  # else it is there and readable: only not approved
+            yield _publish(use, _PLUGINS)
         if kind == "plugin":
-            yield (
-                f"approve it there with the owner key: `trainshed plugin approve "
-                f"{name}@{use['manifest_sha256']}`"
+            command = f"trainshed plugin approve {name}@{use['manifest_sha256']}"
+            yield _Step(
+                (_APPROVALS, 0),
+                f"{command}  # with the owner key",
+                f"approve it there with the owner key: `{command}`",
             )
 
 

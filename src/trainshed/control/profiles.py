@@ -12,12 +12,13 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainshed.content.blobs import BlobError, BlobNotFound, BlobStore, DigestMismatch
 from trainshed.control.frozen import ContentUse, FrozenProfile
 from trainshed.control.references import approval_hint, unknown_version
+from trainshed.model import mending
 from trainshed.model.access import Principal
 from trainshed.model.content import ContentKind, ContentUri
 from trainshed.model.errors import Fault, FaultList, Refusal
@@ -174,10 +175,9 @@ def _place_of(use: ContentUse, profile: FrozenProfile) -> tuple[str | int, ...]:
 
 
 def _repair_hint(use: ContentUse) -> str:
-    command = f"trainshed {use.kind.noun.lower()} publish"
     return (
-        f"The reference is right. With the owner key: `trainshed content verify {use.name}@{use.version} "
-        f"--repair`; then publish the same files again with `{command}`."
+        f"The reference is right. With the owner key {mending.take_out(f'{use.name}@{use.version}')}; then "
+        f"publish the same files again: {mending.publish_content(use.kind, use.name, use.version)}."
     )
 
 
@@ -327,7 +327,9 @@ class _Freezing:
                     f"{MAX_DEPENDENCY_DEPTH} levels, at `{full}`",
                 )
                 return
-            version = self.find(("recipe",), reference, f"depends as `{full}` on {reference.uri}, which ")
+            version = self.pinned(reference) or self.find(
+                ("recipe",), reference, f"depends as `{full}` on {reference.uri}, which "
+            )
             if version is not None:
                 self.dependencies[full] = reference.document()
                 self.use(f"dependency:{full}", version)
@@ -421,6 +423,19 @@ class _Freezing:
             )
             return None
         return found
+
+    def pinned(self, reference: Reference) -> ContentVersion | None:
+        """What a Recipe depends on, by its label or else by its digest, which names it for good (E101).
+
+        On another server the label may be that of something else, which no publication there can mend.
+        """
+        by_digest = replace(reference.uri, ref=reference.manifest_sha256)
+        for uri in (reference.uri, by_digest):
+            found = self.known.versions.get(uri) or self.look_up(uri)
+            if isinstance(found, ContentVersion) and found.manifest_sha256 == reference.manifest_sha256:
+                self.known.versions[uri] = found
+                return found
+        return None
 
     def named(self, uri: ContentUri) -> ContentVersion | None:
         """What `find` found by this URI alone."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainshed.model import provenance_kinds
@@ -22,6 +22,7 @@ _PARTS = ("schema", "digest", "frozen", "outcome")
 _RESOURCES = ("gpu_type", "gpus", "cpus", "memory_mb", "storage_mb", "shm_mb")
 _REFERENCE = ("uri", "manifest_sha256")
 _INPUT = (*_REFERENCE, "config", "split")
+_SNAPSHOT = ".profile.sha256"
 _MISSING = object()
 _MOST_FAULTS = 50
 _VALUE_CHARS = 60
@@ -157,12 +158,17 @@ def check_manifest(document: Any) -> Mapping[str, Any]:
 
 
 def rerun_request(
-    frozen: Mapping[str, Any], request_id: str, *, hidden: Mapping[str, str] | None = None
+    frozen: Mapping[str, Any],
+    request_id: str,
+    *,
+    hidden: Mapping[str, str] | None = None,
+    by_digest: Collection[str] = (),
 ) -> dict[str, Any]:
     """A submission that runs again what was frozen: Runners by commit, images and content by digest.
 
-    ``hidden`` has the hidden values of a training task. Raises `HiddenValuesWanted` where they are others
-    than it needs.
+    ``hidden`` has the hidden values of a training task. An input of a Profile keeps the label that it was
+    named by, beside its digest, unless its URI is among ``by_digest``: those are named by the digest alone.
+    Raises `HiddenValuesWanted` where the hidden values are others than it needs.
     """
     asked = {"type": frozen["job"]["type"], "request_id": request_id}
     kinds = [kind_of(trial) for trial in frozen["trials"]]
@@ -172,7 +178,7 @@ def rerun_request(
         raise HiddenValuesWanted([], list(hidden))
     return {
         **asked,
-        "trials": [{"name": trial["name"], "spec": _spec(trial)} for trial in frozen["trials"]],
+        "trials": [{"name": trial["name"], "spec": _spec(trial, by_digest)} for trial in frozen["trials"]],
     }
 
 
@@ -188,7 +194,16 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Differe
         now, runs = new.get(path, (_MISSING, runs))
         if was is _MISSING or now is _MISSING or not _same(was, now):
             found.append(Difference(path, _shown(was), _shown(now), runs))
+    # A snapshot is compared value by value; its digest differs also where content only is named otherwise.
+    renamed = {each.path.partition(".profile.")[0] for each in found if _is_uri(each)}
+    found = [
+        replace(each, runs=False) if each.path.removesuffix(_SNAPSHOT) in renamed else each for each in found
+    ]
     return sorted(found, key=lambda each: not each.runs)
+
+
+def _is_uri(found: Difference) -> bool:
+    return not found.runs and ".profile." in found.path and found.path.endswith(".uri")
 
 
 def _shape_faults(shape: Any, value: Any, path: str = "") -> Iterator[str]:
@@ -244,7 +259,7 @@ def _told(value: Any) -> str:
     return text if len(text) <= _VALUE_CHARS else f"{text[:_VALUE_CHARS]}..."
 
 
-def _spec(trial: Mapping[str, Any]) -> dict[str, Any]:
+def _spec(trial: Mapping[str, Any], by_digest: Collection[str]) -> dict[str, Any]:
     runner, image = trial["runner"], trial["image"]
     spec: dict[str, Any] = {
         "runner": f"{runner['name']}@{runner['revision']}",
@@ -258,23 +273,39 @@ def _spec(trial: Mapping[str, Any]) -> dict[str, Any]:
     if trial["tags"]:
         spec["tags"] = dict(trial["tags"])
     if trial["profile"] is not None:
-        spec["profile"] = _profile(trial["profile"]["document"])
+        spec["profile"] = _profile(trial["profile"]["document"], by_digest)
     if trial["resume_from"] is not None:
         spec["resume_from"] = trial["resume_from"]["checkpoint_id"]
     return spec
 
 
-def _profile(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+def labelled(reference: Any) -> str | None:
+    """The URI of a reference that a label names there, or ``None``: a digest does, or it is no reference."""
+    uri = reference.get("uri") if isinstance(reference, Mapping) else None
+    if not isinstance(uri, str) or uri.endswith(f"@{reference.get('manifest_sha256')}"):
+        return None
+    return uri
+
+
+def _profile(snapshot: Mapping[str, Any], by_digest: Collection[str]) -> dict[str, Any]:
     """The Profile that a snapshot was made of; every reference in it carries its digest already (E99)."""
     given = snapshot.get("parameters_given")
     profile: dict[str, Any] = {
         "schema": snapshot["schema"],
-        "inputs": {name: _some(each, _INPUT) for name, each in snapshot["inputs"].items()},
+        "inputs": {name: _input(each, by_digest) for name, each in snapshot["inputs"].items()},
         "plugins": [_some(each, _REFERENCE) for each in snapshot["plugins"]],
     }
     if given is None:
         return {**profile, "recipe": dict(snapshot["recipe"])}
     return {**profile, "recipe": _some(snapshot["recipe"], _REFERENCE), "parameters": dict(given)}
+
+
+def _input(each: Mapping[str, Any], by_digest: Collection[str]) -> dict[str, Any]:
+    found = _some(each, _INPUT)
+    uri = labelled(each)
+    if uri is not None and uri in by_digest:
+        found["uri"] = f"{uri.partition('@')[0]}@{each.get('manifest_sha256')}"
+    return found
 
 
 def _some(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -309,8 +340,12 @@ def _what_runs(trial: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator[t
             yield f"{table}.{key}", value
     yield "image.digest", None if trial["image"] is None else trial["image"]["digest"]
     if trial["profile"] is not None:
+        snapshot = trial["profile"]["document"]
+        named = dict(_uris(snapshot))
         yield "profile.sha256", trial["profile"]["sha256"]
-        yield from leaves("profile", trial["profile"]["document"])
+        yield from (each for each in leaves("profile", snapshot) if each[0] not in named)
+        for path, uri in named.items():
+            yield f"{path.removesuffix('uri')}content", uri.partition("@")[0]
     for use in trial["contents"]:
         place = f"contents[{use['role']}]"
         yield f"{place}.content", f"{use['kind']} {use['name']}"
@@ -326,10 +361,27 @@ def _how_named(trial: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "runner.source_ref", runner["source_ref"]
     yield "image.requested", None if image is None else image["requested"]
     yield "image.resolved", None if image is None else image["resolved"]
+    if trial["profile"] is not None:
+        yield from _uris(trial["profile"]["document"])
     for use in trial["contents"]:
         yield f"contents[{use['role']}].version", use["version"]
     if trial["resume_from"] is not None:
         yield "resume_from.checkpoint_id", trial["resume_from"]["checkpoint_id"]
+
+
+def _uris(snapshot: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The URIs in a snapshot, each by its path: the digest beside it says what it names, however it does."""
+    plugins = snapshot["plugins"]
+    places = [(f"profile.plugins[{number}]", each) for number, each in enumerate(plugins)]
+    for part in ("inputs", "dependencies"):
+        table = snapshot.get(part)
+        if isinstance(table, Mapping):
+            places += [(f"profile.{part}.{name}", each) for name, each in table.items()]
+    if snapshot.get("parameters_given") is not None:  # of v1 `recipe` holds parameters
+        places.append(("profile.recipe", snapshot["recipe"]))
+    for place, each in places:
+        if isinstance(each, Mapping) and isinstance(each.get("uri"), str) and "manifest_sha256" in each:
+            yield f"{place}.uri", each["uri"]
 
 
 def _same(was: Any, now: Any) -> bool:

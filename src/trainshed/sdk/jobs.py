@@ -47,15 +47,17 @@ class TrainingJobs:
     ) -> Job:
         """Submit again, on this server, what a manifest says (see `Jobs.manifest`), of whatever kind.
 
-        Runners are named by commit, images and content by digest; compare the new Job's manifest to see that
-        it is the same. ``hidden`` has the hidden values of a training task by name, which no manifest holds.
-        Raises ``ValueError`` for a document that is no manifest or was changed, and where hidden values lack.
+        Runners are named by commit, images and content by digest; an input of a Profile keeps its label where
+        that leads to the same digest here. Compare the new Job's manifest to see that it is the same.
+        ``hidden`` has the hidden values of a training task by name, which no manifest holds. Raises
+        ``ValueError`` for a document that is no manifest or was changed, and where hidden values lack; the
+        body of an `ApiError` has ``labels_taken``, the URIs whose label names other bytes here, if any.
         """
-        from trainshed.model.provenance import check_manifest, rerun_request  # noqa: PLC0415 - few need it
+        from trainshed.model.provenance import check_manifest  # noqa: PLC0415 - few need it
+        from trainshed.sdk.reruns import submit_again  # noqa: PLC0415 - as above
 
-        name = request_id or str(uuid.uuid4())
-        body = rerun_request(check_manifest(manifest), name, hidden=hidden)
-        answer = self._transport.ask("POST", route("jobs"), body=body, repeatable=True)
+        frozen = check_manifest(manifest)
+        answer = submit_again(self._transport, frozen, request_id or str(uuid.uuid4()), hidden)
         known = answer.status == HTTPStatus.OK and answer.tries == 1
         document = answer.document
         if isinstance(document, Mapping) and isinstance(document.get("job"), Mapping):

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -271,6 +271,10 @@ def _check_dependencies(connection: Connection, principal: Principal, recipe: Re
     for name, needed in recipe.dependencies.items():
         where = f"dependencies.{name}"
         found = contents.resolve(connection, principal.project_id, needed.uri)
+        if found is None or found.manifest_sha256 != needed.manifest_sha256:
+            # The digest names it for good; on another server its label may be that of something else.
+            by_digest = replace(needed.uri, ref=needed.manifest_sha256)
+            found = contents.resolve(connection, principal.project_id, by_digest) or found
         if found is None:
             said = f"there is no readable {needed.uri}"
             faults.append(Fault(f"{where}.uri", "CONTENT_NOT_FOUND", said))
