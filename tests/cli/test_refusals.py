@@ -200,7 +200,13 @@ def test_faults_of_a_folder_are_told_once_each_below_one_headline(run, fake, tmp
 
 def test_faults_of_a_runner_are_told_once_each_below_their_number(run, fake, tmp_path):
     fake.routes = {}
-    repository(tmp_path, {"runner.toml": '[runner]\nname = "a"\nfoo = 1\n', "main.sh": "true\n"})
+    repository(
+        tmp_path,
+        {
+            "runner.toml": '[runner]\nname = "a"\nfoo = 1\n[execution]\nentrypoint = "main.sh"\n',
+            "main.sh": "",
+        },
+    )
     told = run("runner", "publish", str(tmp_path)).err.splitlines()
     assert told[0] == "error: INVALID_RUNNER: 2 faults"
     assert [line.split()[1] for line in told[1:3]] == ["`runner.foo`", "`runner.name`"]
