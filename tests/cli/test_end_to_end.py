@@ -303,8 +303,16 @@ def test_the_demo_runs_the_whole_path_and_leaves_nothing(run, tmp_path):
     wait_until(lambda: not processes_of(tmp_path), 60, "every process of the demo to be gone")
 
 
-@pytest.mark.parametrize("interrupted_after", ["Starting", "Publishing", "epoch"])
-def test_an_interrupted_demo_leaves_nothing_either(module_server, tmp_path, interrupted_after):
+@pytest.mark.parametrize(
+    ("interrupted_after", "by"),
+    [
+        ("Starting", [signal.SIGINT]),
+        ("Publishing", [signal.SIGINT, signal.SIGINT]),
+        ("epoch", [signal.SIGHUP]),
+        ("epoch", [signal.SIGTERM, signal.SIGINT]),
+    ],
+)
+def test_an_interrupted_demo_leaves_nothing_either(module_server, tmp_path, interrupted_after, by):
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "trainshed", "demo"],
@@ -318,7 +326,8 @@ def test_an_interrupted_demo_leaves_nothing_either(module_server, tmp_path, inte
         guard.start()
         for line in process.stdout:
             if interrupted_after in line:
-                process.send_signal(signal.SIGINT)
+                for number in by:
+                    process.send_signal(number)
                 break
         rest = process.stdout.read()
         guard.cancel()

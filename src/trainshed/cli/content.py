@@ -157,7 +157,7 @@ def verify(
     found: list[dict[str, Any]] = []
     strangers: list[str] = []
     ended: Mapping[str, Any] = {}
-    last = cursor
+    last: str | None = None
     with session.client() as client, _bar(session) as moved:
         try:
             for event in client.content.verify(target, mb_per_second=rate, cursor=cursor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ RUNNER = "examples/digits"
 SIMULATED_GPUS = "H100:2"
 TRIALS = 2
 WAIT_SECONDS = 600.0
+STOP_SECONDS = 60.0
 METRICS_FILE = "outputs/metrics.json"
 RESULT = Table(
     (
@@ -71,7 +73,7 @@ def demo(context: click.Context, keep: Path | None) -> None:
     session = context.ensure_object(Session)
     if shutil.which("git") is None:
         raise TrainshedError("the demo publishes from a git commit and needs `git`", hint="Install git.")
-    with _working_folder() as folder:
+    with _ended_in_order(), _working_folder() as folder:
         simulated = not _has_gpus()
         if simulated:
             session.note(
@@ -181,12 +183,40 @@ def _has_gpus() -> bool:
 
 
 @contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let a closed terminal and SIGTERM end the command as Ctrl-C does: with nothing left."""
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hear no signal while what would be left is taken away."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def _working_folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="trainshed-demo-"))
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        with _undisturbed():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -209,18 +239,20 @@ def _private_server(session: Session, folder: Path, *, simulated: bool) -> Itera
             try:
                 yield client
             except BaseException:
-                with contextlib.suppress(TrainshedError):
+                session.note("Stopping what runs …")
+                with _undisturbed(), contextlib.suppress(TrainshedError):
                     _stop_all(client)
                 raise
     finally:
-        _end(server)
+        with _undisturbed():
+            _end(server)
 
 
 def _stop_all(client: Client) -> None:
     for job in client.jobs.iter_all():
         if not job.ended or not all(trial.cleanup_confirmed for trial in job.trials):
             client.jobs.stop(job.job_id)
-            client.jobs.wait(job.job_id, timeout=WAIT_SECONDS, released=True)
+            client.jobs.wait(job.job_id, timeout=STOP_SECONDS, released=True)
 
 
 def _end(server: RunningServer) -> None:

@@ -15,6 +15,7 @@ from trainshed.sdk.transport import RetryPolicy, Transport, route
 if TYPE_CHECKING:
     from trainshed.sdk.admin import Keys, Members, Projects
     from trainshed.sdk.approvals import ApprovalRules, Approvals, Providers, Secrets
+    from trainshed.sdk.artifacts import Artifacts
     from trainshed.sdk.blobs import BlobUploads
     from trainshed.sdk.catalogs import Catalog
     from trainshed.sdk.checkpoints import Checkpoints
@@ -155,6 +156,13 @@ class Client:
         from trainshed.sdk.trials import Trials  # noqa: PLC0415 - only what is used is imported
 
         return Trials(self._transport)
+
+    @cached_property
+    def artifacts(self) -> Artifacts:
+        """Artifacts: delete. `trials` lists and downloads them."""
+        from trainshed.sdk.artifacts import Artifacts  # noqa: PLC0415 - only what is used is imported
+
+        return Artifacts(self._transport)
 
     @cached_property
     def checkpoints(self) -> Checkpoints:

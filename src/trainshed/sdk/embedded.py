@@ -40,6 +40,7 @@ _LOG_TAIL_BYTES = 4096
 EXIT_IN_USE = 4
 """How ``trainshed serve`` exits where another server uses its data folder."""
 _IN_USE_SECONDS = 0.1
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _UNUSED_SECONDS = 10.0
 """How long a server whose start was given up may take to end by itself."""
 
@@ -211,22 +212,25 @@ def _await_answer(data_dir: Path, process: subprocess.Popen[bytes]) -> RunningSe
 def _interrupts_held() -> Iterator[Callable[[], None]]:
     """Let no Ctrl-C come between a process being made and somebody knowing it: nobody would end it.
 
-    Yields what lets them through again, the one that came meanwhile first.
+    Yields what lets them through again, those that came meanwhile first. The same for other signals that the
+    program handles.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    came = threading.Event()
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    handled = {number: handler for number, handler in before.items() if callable(handler)}
+    came: list[int] = []
 
     def let_through() -> None:
-        signal.signal(signal.SIGINT, before)
-        if came.is_set():
-            came.clear()
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        while came:
+            signal.raise_signal(came.pop(0))
 
-    # A handler, not a mask: the new process would keep that.
-    signal.signal(signal.SIGINT, lambda *_: came.set())
+    # Handlers, not a mask: the new process would keep that.
+    for number in handled:
+        signal.signal(number, lambda number, _: came.append(number))
     try:
         yield let_through
     finally:

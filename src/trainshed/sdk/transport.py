@@ -32,10 +32,9 @@ from trainshed.sdk.errors import (
 from trainshed.sdk.loopback import Content, Loopback, NoAnswer, Reply, Streamed
 from trainshed.sdk.retry_after import retry_after
 from trainshed.sdk.source import standing_headers
+from trainshed.sdk.tls import refuse_untrusted, verifier
 
 if TYPE_CHECKING:
-    import ssl
-
     import httpx2
 
 CONNECT_SECONDS = 5.0
@@ -208,6 +207,7 @@ class Transport:
                     raise _refusal(response.status_code, response.headers, response.read())
                 yield ByteAnswer(response, start)
         except httpx2.TransportError as error:
+            refuse_untrusted(self.connection.url, error)
             self._look_again()
             raise ConnectionFailed(_sentence(self.connection.url, error)) from error
 
@@ -391,6 +391,7 @@ class Transport:
                 timeout=httpx2.Timeout(seconds, connect=connect),
             )
         except httpx2.TransportError as error:
+            refuse_untrusted(self.connection.url, error)
             reached = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
             raise NoAnswer(str(error) or type(error).__name__, reached=reached) from error
         return Reply(response.status_code, response.headers, response.content)
@@ -407,7 +408,7 @@ class Transport:
         with self._guard:
             if self._library is None:
                 self._library = httpx2.Client(
-                    verify=_tls(self.connection),
+                    verify=verifier(self.connection.url),
                     # A proxy of the environment cannot reach this machine's own loopback addresses.
                     trust_env=not self.connection.loopback,
                     timeout=httpx2.Timeout(self.timeout, connect=min(CONNECT_SECONDS, self.timeout)),
@@ -454,15 +455,6 @@ def _sendable(project: str) -> str:
     if not (project.isascii() and project.isprintable()):
         raise ConfigurationError(f"`{project}` is no project: it holds more than printable ASCII")
     return project
-
-
-def _tls(connection: Connection) -> ssl.SSLContext | bool:
-    if connection.url.startswith("https:"):
-        return True
-    import ssl  # noqa: PLC0415 - streams only
-
-    # Reading the certificate store costs 20 ms; this context trusts no one, and http does not ask it.
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _lasting(error: ConnectionFailed | ApiError) -> bool:
