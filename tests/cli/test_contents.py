@@ -48,15 +48,6 @@ CONTENT = {
     "created_at": VERSION["published_at"],
     "updated_at": VERSION["published_at"],
 }
-APPROVAL = {
-    "name": "team/filter",
-    "manifest_sha256": DIGEST,
-    "approved": True,
-    "approved_at": VERSION["published_at"],
-    "approved_by": "human:owner",
-    "revoked_at": None,
-    "revoked_by": None,
-}
 BASE = "/v1/content/datasets/team/words"
 NOT_FOUND = refusal(404, "CONTENT_NOT_FOUND")
 
@@ -84,6 +75,10 @@ def test_show_tells_a_content_or_one_version(run, fake):
     detail = {**CONTENT, "project_id": "p", "projects": [], "about": DETAIL["about"]}
     fake.routes = {f"GET {BASE}": Reply(body=detail), f"GET {BASE}/versions/1.0": Reply(body=DETAIL)}
     whole = run("dataset", "show", "team/words")
+    newest = run("dataset", "show", "team/words", "--json").json
+    keys = ("uri", "version", "manifest_sha256")
+    assert [newest[key] for key in keys] == [newest["newest"][key] for key in keys]
+    assert newest["manifest_sha256"] == DIGEST
     assert "envloop://datasets/team/words@1.0" in whole.out
     assert "default: train, test" in whole.out
     one = run("dataset", "show", "team/words@1.0")
@@ -174,22 +169,6 @@ def test_visibility_and_withdrawal(run, fake):
     assert run("dataset", "withdraw", "team/words").status == Exit.USAGE
 
 
-def test_E94_plugins_are_approved_revoked_and_listed(run, fake):
-    where = "/v1/content/plugins/team/filter/versions/1.0/approval"
-    revoked = {**APPROVAL, "approved": False, "revoked_at": VERSION["published_at"], "revoked_by": "human:o"}
-    fake.routes = {
-        f"PUT {where}": Reply(body=APPROVAL),
-        f"DELETE {where}": Reply(body=revoked),
-        "GET /v1/content/plugins/approvals": page(revoked),
-    }
-    assert "yes" in run("plugin", "approve", "team/filter@1.0").out
-    assert run("plugin", "revoke", "team/filter@1.0", "--json").json == revoked
-    listed = run("plugin", "approved")
-    assert "team/filter" in listed.out
-    assert "no" in listed.out.split()
-    assert run("plugin", "approve", "team/filter").status == Exit.USAGE
-
-
 @pytest.mark.parametrize(
     ("reply", "status"),
     [
@@ -255,7 +234,7 @@ def test_every_kind_is_published_shown_and_fetched_against_a_server(
         assert (out / "train/x.txt").read_text() == "x"
     (out / "train/x.txt").write_text("other")
     assert run("plugin", "download", "cli/plugin@1.0", str(out)).status == Exit.FAILED
-    assert run("plugin", "approve", "cli/plugin@1.0").status == Exit.OK
+    assert run("plugin", "approve", "cli/plugin@1.0", "--yes").status == Exit.OK
     assert "approved      yes" in run("plugin", "show", "cli/plugin@1.0").out
     assert run("dataset", "withdraw", "cli/dataset@1.0").status == Exit.OK
     assert run("dataset", "download", "cli/dataset@1.0", str(tmp_path / "none")).status == Exit.NOT_FOUND

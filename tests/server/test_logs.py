@@ -9,7 +9,7 @@ import threading
 import pytest
 from sqlalchemy.event import listen
 
-from support.site import Site, finish, once_followed, put_output, start, submission, trials
+from support.site import Site, finish, once_followed, place, put_output, start, started, submission, trials
 from trainshed.jobkit.frames import EOF, GAP, OFFSET, STDERR, STDOUT, header
 from trainshed.store import queue
 
@@ -67,6 +67,24 @@ def test_pages_give_system_and_runtime_records_of_all_trials_once(site: Site):
     one = walk(site, job_id, f"&trial={pairs[1][0].name}")
     assert {item["trial_id"] for item in one if item["source"] == "runtime"} == {pairs[1][0].id}
     assert site.get(f"/v1/job/{job_id}/logs?trial=nix").json()["code"] == "TRIAL_NOT_FOUND"
+
+
+def test_E71_what_a_program_writes_is_told_after_its_start_also_where_that_is_seen_later(site: Site):
+    body = {"type": "train", "request_id": "r", "trials": [{"spec": submission()["spec"]}]}
+    job_id = site.post("/v1/jobs", body).json()["job_id"]
+    [trial] = trials(site, job_id)
+    attempt, begun = place(site, trial), site.clock()
+    put_output(site, attempt, [(STDOUT, b"first\n")], end=False)
+    path = f"/v1/job/{job_id}/logs"
+    before = site.get(path).json()
+    assert [item["source"] for item in before["items"]] == ["system"] * len(before["items"])
+    assert {item["source"] for item in site.get(f"{path}?tail=10").json()["items"]} == {"system"}
+    # Who asks for the program alone gets what there is.
+    assert [item["content"] for item in site.get(f"{path}?source=runtime").json()["items"]] == ["first"]
+    with once_followed(site, job_id, lambda: started(site, trial, attempt, begun)):
+        begun = site.get(f"{path}?wait=20&cursor={before['next_cursor']}")
+    found = [item.get("code", item["content"]) for item in begun.json()["items"]]
+    assert found == ["STARTED", "first"]
 
 
 def test_bytes_that_are_not_utf8_are_kept_exactly(site: Site):
@@ -203,9 +221,9 @@ def test_the_stream_of_a_log_gives_every_record_and_can_be_resumed_behind_any(si
     assert json.loads(found[-1]["data"])["eof"] is True
     records = [json.loads(entry["data"]) for entry in found[:-1]]
     assert records == walk(site, job_id)
-    for place, entry in enumerate(found[:-1]):
+    for number, entry in enumerate(found[:-1]):
         again = site.get(f"/v1/jobs/{job_id}/logs/stream", headers={"Last-Event-ID": entry["id"]}).text
-        assert events_of(again)[:-1] == found[place + 1 : -1]
+        assert events_of(again)[:-1] == found[number + 1 : -1]
 
 
 def test_the_stream_of_events_ends_when_everything_is_released(site: Site):

@@ -225,6 +225,13 @@ def put_output(site: Site, attempt_id: str, frames: Sequence[tuple[int, bytes]],
 
 def start(site: Site, trial: Trial) -> str:
     """Move a queued Trial to ``running``; answers its Attempt's id."""
+    attempt_id = place(site, trial)
+    started(site, trial, attempt_id)
+    return attempt_id
+
+
+def place(site: Site, trial: Trial) -> str:
+    """Move a queued Trial to ``preparing``; answers its Attempt's id."""
     held = allocation(trial, node="n1")
     at = site.clock()
 
@@ -232,13 +239,22 @@ def start(site: Site, trial: Trial) -> str:
         attempts.open_all(connection, [(held, 1)])
         first = [Move(trial, State.QUEUED, State.PREPARING, "PLACED", "Placed on n1.")]
         moves.apply(connection, first, at=at, actor="controller")
-        attempts.start_all(connection, [Start(held.attempt_id, at, {})])
+
+    site.services.database.write(change)
+    return held.attempt_id
+
+
+def started(site: Site, trial: Trial, attempt_id: str, begun: float | None = None) -> None:
+    """Move a Trial that is being prepared to ``running``: its program was seen to have been started then."""
+    at = site.clock() if begun is None else begun
+
+    def change(connection: Connection) -> None:
+        attempts.start_all(connection, [Start(attempt_id, at, {})])
         values = {"user_code_started": True, "started_at": at}
         second = [Move(trial, State.PREPARING, State.RUNNING, "STARTED", "Started.", values)]
         moves.apply(connection, second, at=at, actor="controller")
 
     site.services.database.write(change)
-    return held.attempt_id
 
 
 def finish(

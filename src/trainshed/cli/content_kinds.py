@@ -40,27 +40,6 @@ VERSIONS = Table(
     ),
     empty="No versions that this key may read.",
 )
-APPROVALS = Table(
-    (
-        Column("PLUGIN", "name"),
-        Column("APPROVED", "approved"),
-        Column("MANIFEST", "manifest_sha256"),
-        Column("SINCE", lambda row: row.get("revoked_at") or row.get("approved_at"), rank=2),
-        Column("BY", lambda row: row.get("revoked_by") or row.get("approved_by"), rank=1),
-    ),
-    empty="No plugin was ever approved here.",
-)
-APPROVAL = Fields(
-    (
-        ("plugin", "name"),
-        ("manifest", "manifest_sha256"),
-        ("approved", "approved"),
-        ("approved at", "approved_at"),
-        ("approved by", "approved_by"),
-        ("revoked at", "revoked_at"),
-        ("revoked by", "revoked_by"),
-    )
-)
 VISIBILITY = Fields((("name", "name"), ("visibility", "visibility"), ("projects", "projects")))
 WITHDRAWN = Fields((("name", "name"), ("withdrawn", "withdrawn")))
 _NAMED = 3
@@ -265,7 +244,7 @@ def _list(noun: str, door: Door) -> click.Command:
     def command(session: Session, *, q: str | None, limit: int, cursor: str | None, quiet: bool) -> None:
         with session.client() as client:
             page = door(client).list(limit=limit, cursor=cursor, q=q)
-        shown = [_ids("name")] if quiet else [_listing(noun), *_more(page.raw)]
+        shown = [_ids("name")] if quiet else [_listing(noun), *more(page.raw)]
         session.show(page.raw, *shown)
 
     return command
@@ -281,7 +260,10 @@ def _show(noun: str, door: Door) -> click.Command:
             if "@" in name:
                 session.show(door(client).version(name).raw, VERSION)
             else:
-                session.show(door(client).get(name).raw, CONTENT)
+                found = door(client).get(name)
+                # The same keys as of one version, so that a script that pins one can read either.
+                newest = {key: found.newest.raw.get(key) for key in ("uri", "version", "manifest_sha256")}
+                session.show({**found.raw, **newest}, CONTENT)
 
     return command
 
@@ -297,7 +279,7 @@ def _versions(noun: str, door: Door) -> click.Command:
     def command(session: Session, name: str, *, limit: int, cursor: str | None, quiet: bool) -> None:
         with session.client() as client, suggestions(session, door(client), name):
             page = door(client).versions(name, limit=limit, cursor=cursor)
-        session.show(page.raw, *([_ids("uri")] if quiet else [VERSIONS, *_more(page.raw)]))
+        session.show(page.raw, *([_ids("uri")] if quiet else [VERSIONS, *more(page.raw)]))
 
     return command
 
@@ -324,7 +306,7 @@ def _files(noun: str, door: Door) -> click.Command:
                 sys.stdout.buffer.flush()
                 return
             page = door(client).files(name, limit=limit, cursor=cursor)
-        session.show(page.raw, FILES, *_more(page.raw))
+        session.show(page.raw, FILES, *more(page.raw))
 
     return command
 
@@ -411,51 +393,13 @@ recipe = _kind_group("recipe", "Publish, share and fetch Recipes.")
 plugin = _kind_group("plugin", "Publish and fetch Plugins, and decide which are allowed.")
 
 
-@plugin.command()
-@click.argument("name")
-@json_option
-@click.pass_obj
-def approve(session: Session, name: str) -> None:
-    """Allow a Plugin's package (NS/NAME@VERSION) on this deployment. Needs the owner key.
-
-    What is allowed is the digest: another version needs its own approval.
-    """
-    with session.client() as client, suggestions(session, client.plugins, name):
-        session.show(client.plugins.approve(name), APPROVAL)
-
-
-@plugin.command()
-@click.argument("name")
-@json_option
-@click.pass_obj
-def revoke(session: Session, name: str) -> None:
-    """Stop allowing a Plugin's package (NS/NAME@VERSION). Needs the owner key.
-
-    Trials that wait with it will not start; those that run go on.
-    """
-    with session.client() as client, suggestions(session, client.plugins, name):
-        session.show(client.plugins.revoke(name), APPROVAL)
-
-
-@plugin.command()
-@click.option("--limit", type=Whole(), default=25, show_default=True, help="Packages per page, 1 to 100.")
-@click.option("--cursor", help="Go on after an earlier page.")
-@json_option
-@click.pass_obj
-def approved(session: Session, *, limit: int, cursor: str | None) -> None:
-    """List the Plugins that were approved or revoked on this deployment."""
-    with session.client() as client:
-        page = client.plugins.approvals(limit=limit, cursor=cursor)
-    session.show(page.raw, APPROVALS, *_more(page.raw))
-
-
 def _ids(key: str) -> View:
     from trainshed.cli import views  # noqa: PLC0415 - not for publishing, which is to be quick
 
     return views.ids(key)
 
 
-def _more(document: Mapping[str, Any]) -> list[View]:
+def more(document: Mapping[str, Any]) -> list[View]:
     from trainshed.cli import views  # noqa: PLC0415 - as above
 
     return list(views.more(document))

@@ -69,6 +69,8 @@ class Output:
     role: str | None = None
     attempt: int | None = None
     """The number of that member's Attempt."""
+    held: bool = False
+    """That its program was started is not among the system records yet: a page with those leaves it out."""
     lost: bool = False
     """Whoever read its output vanished: what was written last may be missing, nobody knows how much."""
 
@@ -179,6 +181,8 @@ class CursorExpired(Exception):
     """The cursor points into a log that retention has removed."""
 
 
+_SYSTEM = -1
+"""The number of the stream of system records among those of a merge: the last."""
 _Readers = Sequence[tuple[Output, LogReader]]
 
 
@@ -195,8 +199,9 @@ class _Merge:
         self._streams.append(system)
         self._taken: list[Item | None] = [None] * len(self._streams)
         self._heads: list[tuple[int, int, Item]] = []
-        for number, stream in enumerate(self._streams):
-            item = next(stream, None)
+        # Of one instant the platform's record comes first: that is where what a program does begins.
+        for number in (_SYSTEM, *range(len(readers))):
+            item = next(self._streams[number], None)
             if item is not None:
                 heapq.heappush(self._heads, (item.at_ns, number, item))
 
@@ -226,7 +231,7 @@ class _Merge:
             if number not in waiting:
                 dropped = places.get(output.key, Place()).dropped
                 places[output.key] = Place(reader.reached, dropped)
-        system = self._taken[-1]
+        system = self._taken[_SYSTEM]
         return Cursor(system.id if isinstance(system, SystemRecord) else self._begun.system, places)
 
 
@@ -249,7 +254,8 @@ def forward(
     size = 0
     with _opened(outputs) as readers:
         system = read_system(cursor.system, limit + 1) if read_system else ()
-        merge = _Merge(readers, iter(system), cursor)
+        told = [each for each in readers if not (read_system and each[0].held)]
+        merge = _Merge(told, iter(system), cursor)
         while (item := merge.peek()) is not None:
             if len(items) >= limit or (items and size + item.size > max_bytes):
                 break
@@ -275,6 +281,8 @@ def tail(
     with _opened(outputs) as readers:
         streams: list[Sequence[Item]] = [system or ()]
         for output, reader in readers:
+            if system is not None and output.held:
+                continue
             records = reader.tail(count, max_bytes)
             gaps = sum(record.dropped for record in records)
             dropped = max(gaps, output.dropped_bytes)

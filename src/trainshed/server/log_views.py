@@ -249,6 +249,8 @@ class JobLog:
             deleted=attempt.log_deleted_at is not None,
             dropped_bytes=int(usage.get("dropped_log_bytes", 0)),
             file_bytes=_whole(usage.get("log_file_bytes")),
+            # A program writes before anybody has seen that it was started; what is seen first is told first.
+            held=trial.kind == RUNNER and trial.state is State.PREPARING and attempt.started_at is None,
             lost=attempt.ended_by == Ending.LOST,
         )
 
