@@ -105,7 +105,7 @@ def test_E91_E94_E102_everything_a_profile_names_is_there_as_published_and_canno
     recipe = published(server, "recipe", trees["RECIPE"], "frozen/recipe")
     data = published(server, "dataset", trees["INPUTS"], "frozen/data", "--version", schema)
     plugin = published(server, "plugin", trees["PLUGINS"], "frozen/tools")
-    trainshed(server, "plugin", "approve", plugin["uri"].removeprefix("envloop://plugins/"))
+    trainshed(server, "plugin", "approve", plugin["uri"].removeprefix("envloop://plugins/"), "--yes")
     repository(
         tmp_path / "runner",
         {
@@ -156,7 +156,7 @@ def test_A2_E94_a_trial_that_waits_does_not_start_when_its_plugin_was_revoked(
     server = module_server
     plugin = published(server, "plugin", write(tmp_path / "p", {"a.py": b"1\n"}), "waiting/tools")
     package = plugin["uri"].removeprefix("envloop://plugins/")
-    trainshed(server, "plugin", "approve", package)
+    trainshed(server, "plugin", "approve", package, "--yes")
     text = runner_toml("envloop.job-profile/v1", entrypoint=None)
     repository(tmp_path / "runner", {"runner.toml": text, "main.sh": "true\n"})
     runner = publish(server, tmp_path / "runner", "waiting/runner")["selector"]

@@ -31,7 +31,7 @@ COMMANDS = {
     "model": (f"{_HERE}.content_kinds:model", "Publish, share and fetch Models."),
     "recipe": (f"{_HERE}.content_kinds:recipe", "Publish, share and fetch Recipes."),
     "plugin": (
-        f"{_HERE}.content_kinds:plugin",
+        f"{_HERE}.plugin:plugin",
         "Publish and fetch Plugins, and decide which are allowed.",
     ),
     "pool": (f"{_HERE}.pool:pool", "Look at pools, and take nodes out of them."),
