@@ -86,8 +86,6 @@ def test_a_job_ends_with_the_reason_when_the_store_lost_its_content(remote, moto
     assert (trial["status"], trial["error"]["code"]) == ("failed", "CONTENT_DAMAGED"), trial
     revision = trial["runner"]["revision"]
     said = trial["error"]["message"]
-    assert (
-        f"`trainshed content verify team/plain@{revision} --repair`, then `trainshed runner " in said
-    )
+    assert f"`trainshed content verify team/plain@{revision} --repair`, then `trainshed runner " in said
     assert said.endswith(f"then `trainshed job rerun {job}`.")
     assert trial["user_code_started"] is False
