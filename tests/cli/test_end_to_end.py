@@ -220,7 +220,7 @@ def test_administration_from_project_to_revocation(run, ok, module_server, tmp_p
         ok("project", "set", "cli-team", "--gpu-hours", "none", "--priority", "2")["budget_gpu_hours"] is None
     )
     assert ok("project", "get", "cli-team")["priority"] == 2
-    shown = run("project", "set", "cli-team", "--max-gpus", "none").stdout
+    shown = run("project", "set", "cli-team", "--max-gpus", "unlimited").stdout
     assert shown.count("unlimited") == 3
     assert ok("project", "set", "cli-team", "--max-content", "500Gi")["max_content_bytes"] == 500 << 30
     assert re.search(r"content quota +500\.0 GiB", run("project", "get", "cli-team").stdout)
@@ -231,7 +231,7 @@ def test_administration_from_project_to_revocation(run, ok, module_server, tmp_p
     for change in (("set", "default", "--priority", "0"), ("get", "default")):
         assert used.findall(run("project", *change).stdout) == ["2.9 KiB"], change
     assert used.findall(run("project", "set", "cli-team", "--priority", "2").stdout) == ["0 B"]
-    assert ok("project", "set", "cli-team", "--max-content", "none")["max_content_bytes"] is None
+    assert ok("project", "set", "cli-team", "--max-content", "unlimited")["max_content_bytes"] is None
     assert re.search(r"GPU-hours used +0\.00", shown)
     ok("project", "set", "cli-team", "--max-gpus", "1")
     assert "cli-team" in run("project", "list").stdout

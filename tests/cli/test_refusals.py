@@ -211,3 +211,18 @@ def test_faults_of_a_runner_are_told_once_each_below_their_number(run, fake, tmp
     assert told[0] == "error: INVALID_RUNNER: 2 faults"
     assert [line.split()[1] for line in told[1:3]] == ["`runner.foo`", "`runner.name`"]
     assert told[3:] == ["hint: Correct it, commit, and publish again."]
+
+
+@pytest.mark.parametrize("word", ["unlimited", "none"])
+def test_a_limit_is_lifted_with_the_word_that_shows_it(run, fake, word):
+    fake.routes = {
+        "PATCH /v1/admin/projects/team": Reply(body={"project_id": "team"}),
+        "POST /v1/admin/projects": Reply(body={"project_id": "team"}),
+    }
+    limits = ("--max-gpus", word, "--gpu-hours", word, "--max-content", word)
+    assert run("project", "set", "team", *limits).status == Exit.OK
+    sent = json.loads(fake.seen[-1].body)
+    assert sent == dict.fromkeys(("max_gpus", "budget_gpu_hours", "max_content_bytes"))
+    assert run("project", "create", "team", *limits).status == Exit.OK
+    assert not any(value for key, value in json.loads(fake.seen[-1].body).items() if key != "project_id")
+    assert run("project", "set", "team", "--max-gpus", "many").status == Exit.USAGE

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ROLES = ("viewer", "developer", "admin")
 KINDS = ("human", "service", "agent")
 UNLIMITED = "none"
+_UNLIMITED_TOO = (UNLIMITED, "unlimited")
+"""The word that views show is taken as well."""
 
 
 def _limit(key: str) -> Callable[[Mapping[str, Any]], str]:
@@ -84,32 +86,34 @@ KEYS = Table(
 
 
 class LimitType(click.ParamType[Any]):
-    """A number of at least zero, or ``none`` for no limit."""
+    """A number of at least zero, or ``unlimited`` (``none``) for no limit."""
 
-    name = "number|none"
+    name = "number|unlimited"
 
     def __init__(self, kind: type[int | float]) -> None:
         self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == UNLIMITED:
+        if value in _UNLIMITED_TOO:
             return UNLIMITED
         try:
             number = self.kind(value)
         except ValueError:
             number = self.kind(-1)
         if not 0 <= number < float("inf"):
-            self.fail(f"{value!r} is neither a number of at least 0 nor `{UNLIMITED}`", param, ctx)
+            self.fail(
+                f"{value!r} is neither a number of at least 0 nor `unlimited` (or `{UNLIMITED}`)", param, ctx
+            )
         return number
 
 
 class ContentLimit(click.ParamType[Any]):
-    """A size such as ``500Gi``, in bytes, or ``none`` for no limit."""
+    """A size such as ``500Gi``, in bytes, or ``unlimited`` (``none``) for no limit."""
 
-    name = "size|none"
+    name = "size|unlimited"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return UNLIMITED if value == UNLIMITED else SIZE.convert(value, param, ctx) << 20
+        return UNLIMITED if value in _UNLIMITED_TOO else SIZE.convert(value, param, ctx) << 20
 
 
 @click.group(cls=Group)
@@ -140,7 +144,7 @@ def project_get(session: Session, project_id: str) -> None:
 @click.argument("project_id")
 @click.option("--name", help="Name for people; the id by default.")
 @click.option("--priority", type=Whole(), help="Larger starts first (default 0).")
-@click.option("--max-gpus", type=Whole(0), help="GPUs at a time; unlimited by default.")
+@click.option("--max-gpus", type=LimitType(int), help="GPUs at a time; unlimited by default.")
 @click.option("--gpu-hours", type=LimitType(float), help="Budget in GPU-hours; unlimited by default.")
 @click.option(
     "--max-content",
@@ -155,7 +159,7 @@ def project_create(
     *,
     name: str | None,
     priority: int | None,
-    max_gpus: int | None,
+    max_gpus: int | str | None,
     gpu_hours: float | str | None,
     max_content: int | str | None,
 ) -> None:
@@ -165,7 +169,7 @@ def project_create(
             project_id,
             name=name,
             priority=priority,
-            max_gpus=max_gpus,
+            max_gpus=None if isinstance(max_gpus, str) else max_gpus,
             budget_gpu_hours=None if isinstance(gpu_hours, str) else gpu_hours,
             max_content_bytes=None if isinstance(max_content, str) else max_content,
         )
@@ -179,10 +183,10 @@ def project_create(
 @click.argument("project_id")
 @click.option("--name", help="Name for people.")
 @click.option("--priority", type=Whole(), help="Larger starts first.")
-@click.option("--max-gpus", type=LimitType(int), help="GPUs at a time, or `none`.")
-@click.option("--gpu-hours", type=LimitType(float), help="Budget in GPU-hours, or `none`.")
+@click.option("--max-gpus", type=LimitType(int), help="GPUs at a time, or `unlimited`.")
+@click.option("--gpu-hours", type=LimitType(float), help="Budget in GPU-hours, or `unlimited`.")
 @click.option(
-    "--max-content", type=ContentLimit(), help="Published content, whole MiB, e.g. 500Gi, or `none`."
+    "--max-content", type=ContentLimit(), help="Published content, whole MiB, e.g. 500Gi, or `unlimited`."
 )
 @json_option
 @click.pass_obj

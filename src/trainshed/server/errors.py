@@ -10,6 +10,7 @@ from starlette.responses import Response
 from trainshed.content.blobs import DigestMismatch, StoreFull, StoreUnavailable
 from trainshed.content.uploads import DiskReserved
 from trainshed.model.errors import Refusal
+from trainshed.model.words import bytes_text
 from trainshed.server.limits import BodyStalled
 from trainshed.store.database import DatabaseFull, DatabaseUnavailable
 
@@ -37,8 +38,8 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
         log.warning("uploads are refused: the rest of the disk is left to everything else", reason=str(error))
         return Refusal.of(
             "STORAGE_FULL",
-            f"{error.free} bytes are free on the server's disk, and uploads leave {error.reserve} to all "
-            "else (the server's setting `content.upload_reserve_bytes`)",
+            f"{bytes_text(error.free)} are free on the server's disk, and uploads leave "
+            f"{bytes_text(error.reserve)} to all else (the server's setting `content.upload_reserve_bytes`)",
             hint="Free space in the server's data folder, or lower `content.upload_reserve_bytes`.",
             free_bytes=error.free,
             upload_reserve_bytes=error.reserve,
