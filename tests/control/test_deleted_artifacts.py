@@ -1,4 +1,4 @@
-"""Artifacts that are deleted with their Checkpoint: their rows stay, their bytes go (contract E b6)."""
+"""Artifacts deleted with Checkpoints, by people, by age: rows stay, bytes go (contract E b6)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import pytest
 
 from support import lora
 from support.deployment import FakeDeployment
+from trainshed.control import controller
+from trainshed.control.artifacts import ArtifactRetention, delete_artifacts
 from trainshed.control.checkpoints import CheckpointRetention, delete_checkpoint, pin_checkpoint
 from trainshed.control.garbage import Collector
 from trainshed.engines.fake import Script
+from trainshed.model.errors import Refusal
+from trainshed.model.states import State
 from trainshed.store import artifacts, jobs
 from trainshed.store import checkpoints as store
 from trainshed.store.records import Artifact, Checkpoint
@@ -203,3 +207,57 @@ def test_a_metric_that_one_declares_or_declares_badly_is_not_misspelt(trained, d
     files["out/checkpoint-1/metrics.json"] = declared
     d, job = trained(files, BEST)
     assert messages(d, job, "CHECKPOINT_METRIC_MISSING") == []
+
+
+# By age
+
+
+def test_past_their_time_artifacts_go_and_those_of_live_checkpoints_keep_their_bytes(trained):
+    d, job = trained(saved(1, **{"out/log.txt": b"log"}))
+    ended = d.facts(job).trial.finished_at or 0.0
+    day = 86_400.0
+
+    def retire_at(now: float, days: float | None = 2.0) -> bool:
+        return ArtifactRetention(d.database, lambda: now, days).run()
+
+    retire_at(ended + 100 * day, None)
+    retire_at(ended + 2 * day)
+    assert gone(d, job) == set()
+    retire_at(ended + 2 * day + 1)
+    rows = outputs(d, job)
+    assert gone(d, job) == set(rows)
+    assert {row.deletion for row in rows.values()} == {"deleted by artifacts.retention_days = 2"}
+    [said] = messages(d, job, "ARTIFACTS_DELETED")
+    assert said.startswith("Deleted 4 Artifacts (")
+    collect_garbage(d, after=10 * day)
+    assert stored(d, rows) == {name for name in rows if name.startswith("out/checkpoint-1/")}
+    assert not retire_at(ended + 10 * day)
+
+
+def test_housekeeping_deletes_what_is_past_its_time(tmp_path, database, monkeypatch):
+    monkeypatch.setattr(controller, "RETENTION_SECONDS", 0.0)
+    script = Script(run_seconds=5.0, files={"out/a": b"a"})
+    d = FakeDeployment(database, tmp_path / "fake", default=script, artifact_retention_days=0.0001)
+    try:
+        job = d.submit(d.publish(outputs=OUT), "trained")
+        d.settle(job)
+        d.run_until(lambda: gone(d, job) == {"out/a"})
+    finally:
+        d.close()
+
+
+def test_a_trial_that_has_not_ended_keeps_its_artifacts(database, tmp_path):
+    d = FakeDeployment(database, tmp_path / "fake", default=Script(run_seconds=None, files={"out/a": b"a"}))
+    try:
+        job = d.submit(d.publish(outputs=OUT))
+        d.run_until(lambda: d.facts(job).trial.state is State.RUNNING)
+        with pytest.raises(Refusal) as caught:
+            delete_artifacts(d.database, job, None, None, at=d.now(), actor="human:somebody")
+        assert (caught.value.code, caught.value.status) == ("RESOURCE_IN_USE", 409)
+        ArtifactRetention(d.database, lambda: d.now() + 1e9, 1.0).run()
+        d.stop(job)
+        d.settle(job)
+        done = delete_artifacts(d.database, job, None, None, at=d.now(), actor="human:somebody")
+        assert (done.count, done.bytes, done.kept_bytes) == (1, 1, 0)
+    finally:
+        d.close()

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import update
 
+from support import lora
 from support.site import Site, finish, start, trials
+from trainshed.model.access import Permission
 from trainshed.server.ranges import byte_range
 from trainshed.store.tables import artifacts
 
@@ -119,3 +121,72 @@ def test_any_range_header_answers_a_part_of_the_content_or_all_or_is_refused(siz
         return
     if found is not None:
         assert 0 <= found[0] < found[1] <= size
+
+
+# Deleting
+
+
+def test_the_artifacts_of_an_ended_trial_are_deleted_by_name(site: Site):
+    job_id = site.submit()["job_id"]
+    (trial,) = trials(site, job_id)
+    files = {"out/a.pt": b"aa", "out/b/c.pt": b"ccc", "out/d.txt": b"dddd"}
+    finish(site, trial, start(site, trial), artifacts=files)
+    path = f"/v1/trials/{trial.id}/artifacts"
+    would = site.request("DELETE", f"{path}?name=**/*.pt&dry_run=true").json()
+    assert would == {
+        "job_id": job_id,
+        "trial_id": trial.id,
+        "artifacts": 2,
+        "size_bytes": 5,
+        "kept_bytes": 0,
+        "dry_run": True,
+    }
+    done = site.request("DELETE", f"{path}?name=**/*.pt").json()
+    assert done == would | {"dry_run": False}
+    assert site.request("DELETE", f"{path}?name=**/*.pt").json()["artifacts"] == 0
+    states = {item["name"]: item["upload_state"] for item in site.get(path).json()["items"]}
+    assert states == {"out/a.pt": "deleted", "out/b/c.pt": "deleted", "out/d.txt": "uploaded"}
+    (item,) = [item for item in site.get(path).json()["items"] if item["name"] == "out/a.pt"]
+    refused = site.get(f"{path}/{item['artifact_id']}/content").json()
+    assert refused["code"] == "ARTIFACT_NOT_READY"
+    assert refused["message"].startswith("`out/a.pt` was deleted by human:")
+    rest = site.request("DELETE", f"/v1/job/{job_id}/artifacts").json()
+    assert (rest["artifacts"], rest["trial_id"]) == (1, None)
+    (shown,) = site.get(f"/v1/jobs/{job_id}").json()["training"]["trials"]
+    assert shown["output_status"] == "complete"
+
+
+def test_what_a_live_checkpoint_keeps_is_told_and_stays_there(sqlite_site: Site):
+    (trial,) = trials(sqlite_site, sqlite_site.submit()["job_id"])
+    files = lora.adapter("out") | {"log.txt": b"log"}
+    finish(sqlite_site, trial, start(sqlite_site, trial), artifacts=files)
+    done = sqlite_site.request("DELETE", f"/v1/trials/{trial.id}/artifacts").json()
+    sizes = {name: len(content) for name, content in files.items()}
+    assert (done["artifacts"], done["size_bytes"]) == (3, sum(sizes.values()))
+    assert done["kept_bytes"] == done["size_bytes"] - sizes["log.txt"]
+    (checkpoint,) = sqlite_site.get("/v1/job/checkpoints").json()["items"]
+    query = f"path={checkpoint['checkpoint_id']}"
+    urls = sqlite_site.get(f"/v1/job/checkpoints/download?{query}").json()["urls"]
+    assert all(sqlite_site.client.get(url).status_code == 200 for url in urls.values())
+
+
+def test_while_a_trial_runs_nothing_of_its_job_is_deleted(sqlite_site: Site):
+    job_id = sqlite_site.submit()["job_id"]
+    (trial,) = trials(sqlite_site, job_id)
+    start(sqlite_site, trial)
+    for path in (f"/v1/trials/{trial.id}/artifacts", f"/v1/jobs/{job_id}/artifacts"):
+        for query in ("", "?dry_run=true"):
+            answer = sqlite_site.request("DELETE", path + query)
+            assert (answer.status_code, answer.json()["code"]) == (409, "RESOURCE_IN_USE")
+            assert trial.id in answer.json()["message"]
+
+
+def test_deleting_needs_the_right_to_publish_and_a_pattern_that_is_one(sqlite_site: Site, artifact: str):
+    path = artifact.rpartition("/art_")[0]
+    reader = sqlite_site.add_key("default", Permission.TRAINING_READ)
+    assert sqlite_site.request("DELETE", path, key=reader).json()["code"] == "PERMISSION_DENIED"
+    sqlite_site.add_project("other")
+    assert sqlite_site.request("DELETE", path, key=sqlite_site.add_key("other")).status_code == 404
+    for query in ("name=../x", "name=", "dry_run=perhaps"):
+        assert sqlite_site.request("DELETE", f"{path}?{query}").json()["code"] == "INVALID_REQUEST"
+    assert sqlite_site.get(artifact).status_code == 200

@@ -107,7 +107,7 @@ def download(
 
 @checkpoint.command()
 @click.argument("name", metavar="CHECKPOINT", type=CHECKPOINT)
-@quiet_option
+@click.option("--quiet", "-q", is_flag=True, help="Print the URLs only, one a line.")
 @json_option
 @click.pass_obj
 def urls(session: Session, name: str, *, quiet: bool) -> None:

@@ -35,6 +35,7 @@ Commands:
   train       Run PyTorch and Ray tasks on several replicas.
   gpu         Run a project on a GPU, wherever there is one.
   trial       Look at Trials and fetch what they produced.
+  artifact    Delete what Trials produced.
   checkpoint  Look at, fetch, keep and delete Checkpoints.
   runner      Publish and look at Runners.
   dataset     Publish, share and fetch Datasets.

@@ -25,6 +25,7 @@ COMMANDS = {
     "train": (f"{_HERE}.train:train", "Run PyTorch and Ray tasks on several replicas."),
     "gpu": (f"{_HERE}.gpu:gpu", "Run a project on a GPU, wherever there is one."),
     "trial": (f"{_HERE}.trial:trial", "Look at Trials and fetch what they produced."),
+    "artifact": (f"{_HERE}.artifact:artifact", "Delete what Trials produced."),
     "checkpoint": (f"{_HERE}.checkpoint:checkpoint", "Look at, fetch, keep and delete Checkpoints."),
     "runner": (f"{_HERE}.runner:runner", "Publish and look at Runners."),
     "dataset": (f"{_HERE}.content_kinds:dataset", "Publish, share and fetch Datasets."),

@@ -17,6 +17,7 @@ import structlog
 from trainshed.content.blobs import BlobStore
 from trainshed.content.local import LocalContent
 from trainshed.control import metrics
+from trainshed.control.artifacts import ArtifactRetention
 from trainshed.control.background import Background, Workers
 from trainshed.control.checkpoints import CheckpointRetention
 from trainshed.control.crashpoints import Point, reach
@@ -68,6 +69,7 @@ class Controller:
         content: LocalContent,
         pull_retries: int = 3,
         log_retention_days: float = 90.0,
+        artifact_retention_days: float | None = None,
         gc_grace_hours: float = 24.0,
         gc: bool = True,
         training: Training | None = None,
@@ -112,6 +114,7 @@ class Controller:
             places=None if self._scripts is None else self._scripts.places,
         )
         self._checkpoints = CheckpointRetention(database, clock)
+        self._artifacts = ArtifactRetention(database, clock, artifact_retention_days)
         self._content = content
         self._workers = Workers(
             preparing=Background(executor("prepare"), clock, self.wake),
@@ -317,8 +320,8 @@ class Controller:
 
     def _retire(self) -> bool:
         """Delete some of what is past its time; whether there may be more."""
-        more = self._checkpoints.run()
-        return self._retire_logs() or more
+        more = [self._checkpoints.run(), self._artifacts.run(), self._retire_logs()]
+        return any(more)
 
     def _retire_logs(self) -> bool:
         """Delete some logs that are past their retention; whether there may be more."""

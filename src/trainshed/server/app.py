@@ -57,6 +57,7 @@ _JOB_ROUTES = (
     validate.routes,
     alarms.job_routes,
     jobs.routes,
+    artifacts.job_routes,
     job_events.routes,
     logs.routes,
     manifest.routes,

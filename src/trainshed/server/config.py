@@ -13,23 +13,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
-from urllib.parse import urlsplit
 
 from trainshed.content.addresses import StoreAddress
 from trainshed.content.local import DEFAULT_CACHE_BYTES
 from trainshed.control.training.catalogs import TrainingRules
 from trainshed.engines import local as engines
 from trainshed.engines.local import DEFAULT_USER, Isolation
-from trainshed.engines.providers.registry import PROVIDERS
 from trainshed.model.images import DOCKER_HUB, RegistryRules, host_fault, parse_mirror, place_fault
-from trainshed.model.scripts.spec import RAY
 from trainshed.policy.effective import ServerPolicy
 from trainshed.policy.migration import RETRY_SECONDS
+from trainshed.server.config_checks import (
+    mirror_fault,
+    provider_fault,
+    public_url_fault,
+    registry_fault,
+    secure_url_fault,
+)
 from trainshed.server.limits import Action, Rate
 from trainshed.server.services import BodyLimits
 
 ISOLATIONS = ("none", "bubblewrap")
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 IMAGE_RUNTIMES = ("auto", "podman", "docker", "none")
 
 
@@ -46,41 +49,6 @@ def _setting(
     return field(default=default, metadata=rule)
 
 
-def _registry_fault(text: str) -> str | None:
-    return host_fault(text) if text else None
-
-
-def _provider_fault(text: str) -> str | None:
-    known = {*PROVIDERS, RAY}
-    return None if text in known else f"must be one of {', '.join(sorted(known))}"
-
-
-def _public_url_fault(text: str) -> str | None:
-    try:
-        url = urlsplit(text)
-        usable = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
-    except ValueError:
-        usable = False
-    if usable and text.isprintable() and not set(" @?#\\") & set(text):
-        return None
-    return "must be like https://train.example.org: http or https, without user, query and fragment"
-
-
-def _secure_url_fault(text: str) -> str | None:
-    fault = _public_url_fault(text)
-    if fault is None and text.startswith("http:") and urlsplit(text).hostname not in _LOOPBACK:
-        return "must be https, but for this machine: a login goes there"
-    return fault
-
-
-def _mirror_fault(text: str) -> str | None:
-    try:
-        parse_mirror(text, DOCKER_HUB)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
     """``[http]``."""
@@ -92,7 +60,7 @@ class HttpSettings:
         10.0, "How long requests may still run after SIGTERM.", least=0, most=600
     )
     public_url: str | None = _setting(
-        None, "How clients reach this server; unset, as each request did.", check=_public_url_fault
+        None, "How clients reach this server; unset, as each request did.", check=public_url_fault
     )
     download_url_seconds: float = _setting(
         900.0, "How long a signed download URL is good.", least=1, most=7 * 86_400
@@ -134,6 +102,15 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ArtifactSettings:
+    """``[artifacts]``."""
+
+    retention_days: float | None = _setting(
+        None, "Days after its end at which a Trial's Artifacts are deleted; unset, they are kept.", least=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class TrialSettings:
     """``[trials]``: what a Trial gets where neither request nor Runner says, and bounds for all."""
 
@@ -171,10 +148,10 @@ class ImageSettings:
     """``[images]``: which registries are asked for images, and how; how images are kept."""
 
     default_registry: str = _setting(
-        DOCKER_HUB, "For names without a registry; empty: they are refused.", check=_registry_fault
+        DOCKER_HUB, "For names without a registry; empty: they are refused.", check=registry_fault
     )
     mirrors: tuple[str, ...] = _setting(
-        (), "`REGISTRY=HOST[:PORT][/PATH]`, asked before the registry, in order.", check=_mirror_fault
+        (), "`REGISTRY=HOST[:PORT][/PATH]`, asked before the registry, in order.", check=mirror_fault
     )
     insecure_registries: tuple[str, ...] = _setting(
         (), "`HOST[:PORT]` asked over plain HTTP; loopback always is.", check=host_fault
@@ -274,7 +251,7 @@ class ProviderSettings:
     use: tuple[str, ...] = _setting(
         (),
         "Further places to use: `kaggle`, `colab`, and `ray`, a Ray cluster of the catalogue.",
-        check=_provider_fault,
+        check=provider_fault,
     )
     ray_cluster: str | None = _setting(
         None, "Which cluster of the catalogue `ray` is; unset, the only one that there is."
@@ -289,7 +266,7 @@ class ProviderSettings:
         most=3600,
     )
     kaggle_url: str | None = _setting(
-        None, "Where Kaggle answers; unset, at Kaggle. It is sent the login.", check=_secure_url_fault
+        None, "Where Kaggle answers; unset, at Kaggle. It is sent the login.", check=secure_url_fault
     )
     colab_program: str | None = _setting(
         None, "Google's command line for Colab; unset, `colab` on the server's PATH."
@@ -313,6 +290,7 @@ class Config:
     rates: RateSettings = field(default_factory=RateSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
     logs: LogSettings = field(default_factory=LogSettings)
+    artifacts: ArtifactSettings = field(default_factory=ArtifactSettings)
     trials: TrialSettings = field(default_factory=TrialSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     images: ImageSettings = field(default_factory=ImageSettings)

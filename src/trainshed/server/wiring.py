@@ -263,6 +263,7 @@ def _host(
             content=LocalContent(above / "cache", blobs, config.content.cache_bytes),
             pull_retries=config.images.pull_retries,
             log_retention_days=config.logs.retention_days,
+            artifact_retention_days=config.artifacts.retention_days,
             gc=config.content.gc,
             gc_grace_hours=config.content.gc_grace_hours,
             training=training,

@@ -13,8 +13,9 @@ from sqlalchemy import BindParameter, Connection, Select, bindparam, exists, fun
 
 from trainshed.model.errors import Refusal
 from trainshed.model.states import TERMINAL, State
+from trainshed.store.operation_tables import operations
 from trainshed.store.records import Checkpoint, CheckpointFile, Operation
-from trainshed.store.tables import checkpoint_files, checkpoints, operations, trials
+from trainshed.store.tables import checkpoint_files, checkpoints, trials
 
 _LIVE = checkpoints.c.deleted_at.is_(None)
 _NOT_ENDED = tuple(str(state) for state in State if state not in TERMINAL)

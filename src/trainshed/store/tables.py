@@ -473,20 +473,6 @@ checkpoint_files = Table(
     Column("sha256", String(64), nullable=False, index=True),
 )
 
-operations = Table(
-    "operations",
-    metadata,
-    Column("id", String, primary_key=True),
-    Column("project_id", ForeignKey("projects.id"), nullable=False),
-    Column("kind", String, nullable=False),
-    Column("resource_id", String, nullable=False),
-    Column("status", String, nullable=False),
-    Column("errors", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("updated_at", Double, nullable=False),
-    Index("ix_operations_resource", "resource_id"),
-)
-
 events = Table(
     "events",
     metadata,

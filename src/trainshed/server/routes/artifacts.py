@@ -8,7 +8,10 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from trainshed.content.blobs import BlobStore
+from trainshed.control.artifacts import delete_artifacts, would_delete
+from trainshed.model.access import Permission
 from trainshed.model.errors import Refusal
+from trainshed.model.globs import OutputPatterns, pattern_fault
 from trainshed.server import damage
 from trainshed.server.damage import Hit
 from trainshed.server.documents import CURSOR, LIMIT, Param
@@ -23,10 +26,27 @@ from trainshed.store import jobs as store
 from trainshed.store.records import Artifact
 
 routes = Routes("artifacts")
+job_routes = Routes("artifacts")
 
 RANGE = Param("Range", {"type": "string"}, "One byte range, e.g. `bytes=0-1023`.", where="header")
 IF_NONE_MATCH = Param("If-None-Match", {"type": "string"}, "An ETag: 304 if it still holds.", where="header")
 CHUNK_BYTES = 1 << 20
+_DELETE = (Permission.CONTENT_PUBLISH,)
+_DELETE_REFUSES = ("RESOURCE_IN_USE", "INVALID_REQUEST")
+_WHICH = (
+    Param(
+        "name",
+        {"type": "string"},
+        "Only those whose names match this pattern, as in `outputs` of Runners.",
+        refuses=("INVALID_REQUEST",),
+    ),
+    Param(
+        "dry_run",
+        {"type": "string", "enum": ["true", "false"]},
+        "Only say what would be deleted.",
+        refuses=("INVALID_REQUEST",),
+    ),
+)
 
 
 @routes.get(
@@ -54,6 +74,69 @@ def list_artifacts(call: Call, trial_id: str) -> Page[shapes.Artifact]:
         limit,
         key=lambda artifact: artifact.id,
         show=lambda kept: [artifact_view(artifact) for artifact in kept],
+    )
+
+
+@routes.delete(
+    "/{trial_id}/artifacts",
+    Operation(
+        "Delete Artifacts of a Trial",
+        answer=shapes.ArtifactsDeleted,
+        any_of=_DELETE,
+        params=_WHICH,
+        refuses=("TRIAL_NOT_FOUND", *_DELETE_REFUSES),
+    ),
+)
+def delete_of_trial(call: Call, trial_id: str) -> shapes.ArtifactsDeleted:
+    """Of one that has ended: all, or those with such names. They stay listed; repeatable.
+
+    Their bytes go when nothing else needs them; a Checkpoint that is not deleted keeps its files.
+    """
+    with call.services.database.read() as connection:
+        trial = store.get_trial(connection, call.project, trial_id, viewer=call.viewer)
+    return _deleted(call, trial.job_id, trial.id)
+
+
+@job_routes.delete(
+    "/{job_id}/artifacts",
+    Operation(
+        "Delete Artifacts of a Job",
+        answer=shapes.ArtifactsDeleted,
+        any_of=_DELETE,
+        params=_WHICH,
+        refuses=("JOB_NOT_FOUND", *_DELETE_REFUSES),
+    ),
+)
+def delete_of_job(call: Call, job_id: str) -> shapes.ArtifactsDeleted:
+    """As of a Trial, of all Trials of a Job; refused, and nothing deleted, while one of them runs."""
+    with call.services.database.read() as connection:
+        job = store.get_job(connection, call.project, job_id, viewer=call.viewer)
+    return _deleted(call, job.id, None)
+
+
+def _deleted(call: Call, job_id: str, trial_id: str | None) -> shapes.ArtifactsDeleted:
+    names = call.query.get("name")
+    patterns = None
+    if names is not None:
+        if fault := pattern_fault(names):
+            raise Refusal.of("INVALID_REQUEST", f"`name` {fault}", path="name")
+        patterns = OutputPatterns([names])
+    word = call.query.get("dry_run", "false")
+    if word not in {"true", "false"}:
+        raise Refusal.of("INVALID_REQUEST", "`dry_run` is true or false", path="dry_run")
+    database = call.services.database
+    if word == "true":
+        found = would_delete(database, job_id, trial_id, patterns)
+    else:
+        actor = call.principal.actor
+        found = delete_artifacts(database, job_id, trial_id, patterns, at=call.now, actor=actor)
+    return shapes.ArtifactsDeleted(
+        job_id=job_id,
+        trial_id=trial_id,
+        artifacts=found.count,
+        size_bytes=found.bytes,
+        kept_bytes=found.kept_bytes,
+        dry_run=word == "true",
     )
 
 

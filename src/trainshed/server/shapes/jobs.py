@@ -258,6 +258,17 @@ class Artifact(Shape):
     deletion: str | None = Field(description="Of a deleted one: with what, by whom or by which rule.")
 
 
+class ArtifactsDeleted(Shape):
+    """What was deleted, or would be."""
+
+    job_id: str
+    trial_id: str | None = Field(description="Null for all Trials of the Job.")
+    artifacts: int
+    size_bytes: int
+    kept_bytes: int = Field(description="Of these bytes: what Checkpoints keep that are not deleted.")
+    dry_run: bool
+
+
 class Metric(Shape):
     """A value that the program declared as a metric. Program text never becomes one (E72)."""
 
