@@ -59,13 +59,28 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
+_SAME = (
+    ("get", "show", "status", "info", "describe", "view"),
+    ("list", "ls"),
+    ("log", "logs"),
+    ("stop", "cancel", "kill", "abort", "end"),
+    ("download", "fetch", "pull"),
+    ("publish", "push", "upload"),
+    ("submit", "create", "run", "start", "add", "new"),
+    ("delete", "remove", "rm", "withdraw"),
+    ("set", "edit", "update", "change"),
+)
+"""Words that mean one thing here or in other programs: whoever says one may have meant another."""
+
+
 def refuse_unknown(ctx: click.Context, args: list[str], known: list[str]) -> None:
-    """Refuse a command that does not exist, with the nearest ones that do."""
+    """Refuse a command that does not exist, with those that do and mean the same, or else look like it."""
     if not args or args[0] in known or args[0].startswith("-") or ctx.resilient_parsing:
         return
     import difflib  # noqa: PLC0415 - only for who mistyped
 
-    near = difflib.get_close_matches(args[0], known, n=2, cutoff=0.5)
+    meant = [word for words in _SAME if args[0] in words for word in words if word in known]
+    near = meant[:2] or difflib.get_close_matches(args[0], known, n=2, cutoff=0.5)
     said = (
         f"did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else f"known: {', '.join(known)}"
     )
