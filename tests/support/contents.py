@@ -57,14 +57,16 @@ def publish(
 
 
 def published_on(
-    server: ServerProcess, kind: ContentKind, name: str, files: dict[str, bytes]
+    server: ServerProcess, kind: ContentKind, name: str, files: dict[str, bytes], version: str | None = None
 ) -> dict[str, str]:
-    """Publish a content over HTTP; how a Job Profile names it."""
+    """Publish a content over HTTP; how a Job Profile names it, by its digest."""
     manifest = manifest_of(kind, files)
     for data in files.values():
         path = f"/v1/content/blobs/{hashlib.sha256(data).hexdigest()}"
         assert server.http().request("PUT", path, raw=data).status in {200, 201}
-    body = {"manifest_sha256": manifest.sha256, "manifest": json.loads(manifest.encode())}
+    body: dict[str, Any] = {"manifest_sha256": manifest.sha256, "manifest": json.loads(manifest.encode())}
+    if version is not None:
+        body["version"] = version
     answer = server.http().post(f"/v1/content/{kind}/{name}/versions", body)
     assert answer.status in {200, 201}, answer.body
     return {"uri": f"envloop://{kind}/{name}@{manifest.sha256}", "manifest_sha256": manifest.sha256}

@@ -14,6 +14,7 @@ from trainshed.cli.content_progress import bars
 from trainshed.cli.lazy import Group
 from trainshed.cli.output import Column, Fields, Sentence, Table, View, cell, count, sent_again, size
 from trainshed.cli.parameters import Whole
+from trainshed.cli.recipe_profile import profile
 from trainshed.cli.session import Session, json_option, quiet_option
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def _show(noun: str, door: Door) -> click.Command:
                 found = door(client).get(name)
                 # The same keys as of one version, so that a script that pins one can read either.
                 newest = {key: found.newest.raw.get(key) for key in ("uri", "version", "manifest_sha256")}
-                session.show({**found.raw, **newest}, CONTENT)
+                session.show({**newest, **found.raw}, CONTENT)
 
     return command
 
@@ -391,6 +392,7 @@ dataset = _kind_group("dataset", "Publish, share and fetch Datasets.")
 model = _kind_group("model", "Publish, share and fetch Models.")
 recipe = _kind_group("recipe", "Publish, share and fetch Recipes.")
 plugin = _kind_group("plugin", "Publish and fetch Plugins, and decide which are allowed.")
+recipe.add_command(profile)
 
 
 def _ids(key: str) -> View:
