@@ -236,6 +236,18 @@ CONTENTS = [
             "ACCESS_DENIED",
             "trainshed recipe publish PATH --name a/recipe",
         ),
+        (
+            "profile.inputs.data.uri",
+            422,
+            "INVALID_PROFILE",
+            "trainshed dataset publish PATH --name a/data --version 1",
+        ),
+        (
+            "profile.recipe",
+            422,
+            "INVALID_PROFILE",
+            "trainshed recipe publish PATH --name a/recipe",
+        ),
         ("image", 422, "INVALID_EXECUTION_CONFIG", "make the image docker.io/a/b@sha256:1 available"),
         ("resume_from", 404, "CHECKPOINT_NOT_FOUND", "a Checkpoint stays on its server"),
     ],

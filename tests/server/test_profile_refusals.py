@@ -93,9 +93,12 @@ def test_E92_what_the_project_may_not_read_is_as_if_it_were_not_there(world: Wor
     assert world.accepted(world.v1(inputs={"data": theirs.reference}))
 
 
-def test_E92_a_version_that_does_not_exist_is_denied_like_any_other(world: World):
+def test_E92_a_version_of_a_readable_content_that_does_not_exist_is_a_fault_of_the_profile(world: World):
     reference = {**world.data.reference, "uri": "envloop://datasets/envloop/pev-smoke-data@smoke-2"}
-    assert world.refused(world.v1(inputs={"data": reference})) == (403, {"inputs.data.uri": "ACCESS_DENIED"})
+    assert world.refused(world.v1(inputs={"data": reference})) == (
+        422,
+        {"inputs.data.uri": "INVALID_PROFILE"},
+    )
 
 
 def test_E102_a_recipe_that_may_not_be_read_is_denied(world: World, name: str):

@@ -264,7 +264,7 @@ def _wanted(frozen: Mapping[str, Any], error: ApiError, fault: FieldFault) -> It
             f"{command}  # from a clone of its repository",
             f"publish the Runner there: `{command}`, from a clone of its repository",
         )
-    elif where.startswith("profile") and fault.code in _UNAVAILABLE:
+    elif where.startswith("profile") and (fault.code in _UNAVAILABLE or _is_unknown_version(fault, where)):
         taken = error.body.get("labels_taken", ())
         yield from _contents_wanted(trial, where.removeprefix("profile."), taken)
     elif where.startswith("image"):
@@ -302,6 +302,11 @@ def _of_one(trial: Mapping[str, Any], fault: FieldFault) -> Iterator[_Step]:
         for use in trial["contents"]:
             if use["role"] == f"mount:{path}":
                 yield _publish(use, _CONTENTS)
+
+
+def _is_unknown_version(fault: FieldFault, where: str) -> bool:
+    """Whether a reference of a profile is at fault whose content is readable there, without that version."""
+    return fault.code == "INVALID_PROFILE" and (where.endswith(".uri") or where == "profile.recipe")
 
 
 def _publish(

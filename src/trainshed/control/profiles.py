@@ -452,7 +452,8 @@ class _Freezing:
             if there is not None:
                 return "PROFILE_ARCHIVED", "was withdrawn by its publisher", ""
             said, hint = unknown_version(self.connection, uri.kind, uri.full_name, uri.ref)
-            return "ACCESS_DENIED", f"does not exist: {said}", hint
+            # Nothing is denied: who may read a content is told its versions anyway.
+            return _MALFORMED, f"does not exist: {said}", hint
         said = "is nothing that this project may read"
         if uri.kind is ContentKind.PLUGINS:
             # Of a submission to a new server both are missing, and are to be told in one answer.
