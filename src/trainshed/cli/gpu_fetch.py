@@ -22,6 +22,7 @@ DELIVERY_SECONDS = 15.0
 """How long the server is given to write them itself; after that this program downloads them."""
 _LISTED = 20
 _NEWEST = 0
+_WROTE_NONE = "There are no files: it wrote none."
 """Stands for the newest checkpoint; they are counted from 1."""
 
 
@@ -111,12 +112,14 @@ def bring(
         return {"dir": target, "count": 0, "bytes": 0, "listing": []}
     if dest is not None or not job["outputs_fetched"] or not Path(target).is_dir():
         _download(client, job, target, own=dest is None)
-    listed = client.scripts.outputs(ref).items
+    items = client.scripts.outputs(ref).items
+    listed = [each for each in items if each.get("upload_state") != "deleted"]
     return {
         "dir": target,
         "count": len(listed),
         "bytes": sum(int(each["bytes"]) for each in listed),
         "listing": [{"path": each["path"], "bytes": each["bytes"]} for each in listed],
+        **({"deleted": len(items) - len(listed)} if len(items) > len(listed) else {}),
     }
 
 
@@ -155,13 +158,15 @@ def _checkpoint(
 
 def outputs_text(outputs: Mapping[str, Any]) -> str:
     """The outputs as people read them."""
+    gone = outputs.get("deleted", 0)
     if not outputs["count"]:
-        return "There are no files: it wrote none."
+        return f"The server has no files any more: {count(gone, 'file')} deleted." if gone else _WROTE_NONE
     told_size = size(int(outputs["bytes"]))
     lines = [f"{count(outputs['count'], 'file')}, {told_size}, in {outputs['dir']}"]
     lines += [f"  {size(int(each['bytes'])):>10}  {each['path']}" for each in outputs["listing"][:_LISTED]]
     if more := outputs["count"] - len(outputs["listing"][:_LISTED]):
         lines.append(f"  … and {more} more")
+    lines += [f"  {count(gone, 'file')} deleted on the server"] if gone else []
     return "\n".join(lines)
 
 

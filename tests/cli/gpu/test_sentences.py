@@ -38,3 +38,5 @@ def test_fetch_says_that_there_are_no_files():
     assert outputs_text(nothing) == "There are no files: it wrote none."
     one = {**nothing, "count": 1, "bytes": 3, "listing": [{"path": "a", "bytes": 3}]}
     assert outputs_text(one).startswith("1 file, ")
+    assert outputs_text(nothing | {"deleted": 2}) == "The server has no files any more: 2 files deleted."
+    assert outputs_text(one | {"deleted": 2}).splitlines()[-1] == "  2 files deleted on the server"

@@ -391,6 +391,7 @@ def test_a4_outputs_are_listed_by_path_and_can_be_asked_for(module_site, job):
     database.write(lambda c: scripts.change(c, job["trial_id"], {"provider": "kaggle"}))
     listed = module_site.get(f"/v1/scripts/{job['id']}/outputs").json()
     assert [(each["path"], each["bytes"]) for each in listed["items"]] == [("a/model.bin", 5), ("b.txt", 3)]
+    assert {each["upload_state"] for each in listed["items"]} == {"uploaded"}
     assert module_site.post(f"/v1/scripts/{job['id']}/fetch", {}).json()["asked"] is True
     database.write(lambda c: scripts.change(c, job["trial_id"], {"outputs_fetched": True}))
     assert module_site.post(f"/v1/scripts/{job['id']}/fetch", {}).json()["asked"] is False

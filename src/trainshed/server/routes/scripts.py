@@ -397,6 +397,7 @@ def list_outputs(call: Call, ref: str) -> shapes.ScriptOutputs:
                 bytes=each.size,
                 sha256=each.sha256,
                 artifact_id=each.id,
+                upload_state=each.upload_state,
             )
             for each in sorted(found, key=lambda each: each.name)
         ],

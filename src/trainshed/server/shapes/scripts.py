@@ -206,6 +206,7 @@ class ScriptOutput(Shape):
     bytes: int
     sha256: str | None
     artifact_id: str
+    upload_state: str = Field(description="Of the Artifact; only an `uploaded` one can be fetched.")
 
 
 class ScriptOutputs(Shape):
