@@ -210,7 +210,39 @@ def test_E101_labels_that_lead_elsewhere_there_are_no_dead_end(new_server, tmp_p
     assert "trials[0].profile.inputs.data.uri" not in {each["path"] for each in own["differences"]}
 
 
-def test_E61_a_rerun_can_be_followed_like_a_submission(new_server, tmp_path):
+def test_E99_any_version_with_the_digest_will_do(new_server, tmp_path):
+    """The label is unknown there and another has the bytes; then the label is withdrawn here, they stay."""
+    here, there = (command(new_server(name).start()) for name in ("here", "there"))
+    runner, folder = tmp_path / "runner", tmp_path / "data"
+    repository(runner, {"runner.toml": runner_toml(ABI, V1), "main.sh": "true\n"})
+    folder.mkdir()
+    (folder / "part.txt").write_bytes(b"one\n")
+
+    def publish(where: Any, *version: str) -> str:
+        done = where("dataset", "publish", str(folder), "--name", "team/data", *version, "--json")
+        return str(json.loads(done.stdout)["manifest_sha256"])
+
+    digest = publish(here, "--version", "1.0")
+    assert publish(there, "--version", "2.0") == digest
+    for where in (here, there):
+        where("runner", "publish", str(runner), "--name", "team/run")
+    reference = {"uri": "envloop://datasets/team/data@1.0", "manifest_sha256": digest}
+    profile = {"schema": V1, "recipe": {}, "inputs": {"data": reference}, "plugins": []}
+    spec = {"runner": "team/run@main", "profile": profile, "resources": {"gpu_type": "H100", "gpus": 1}}
+    (tmp_path / "request.json").write_text(json.dumps({"type": "train", "request_id": "first", "spec": spec}))
+    first = json.loads(here("job", "submit", "--spec", str(tmp_path / "request.json"), "--json").stdout)
+    place = str(tmp_path / "manifest.json")
+    here("job", "manifest", first["job_id"], "--output", place)
+    publish(here)
+    here("dataset", "withdraw", "team/data@1.0")
+    for where in (there, here):
+        again = json.loads(where("job", "rerun", place, "--json").stdout)
+        assert again["same"] is True
+        named = {each["path"]: each["after"] for each in again["differences"]}
+        assert named["trials[0].profile.inputs.data.uri"] == f"envloop://datasets/team/data@{digest}"
+
+
+def test_a_rerun_can_be_followed_like_a_submission(new_server, tmp_path):
     run = command(new_server("here").start())
     echo = ("--runner", "envloop/bash@main", "--command", "echo of the program")
     first = run("job", "submit", *echo, "--gpu-type", "H100", "--gpu", "1", "--wait", "--json")

@@ -69,7 +69,7 @@ def test_pages_give_system_and_runtime_records_of_all_trials_once(site: Site):
     assert site.get(f"/v1/job/{job_id}/logs?trial=nix").json()["code"] == "TRIAL_NOT_FOUND"
 
 
-def test_E71_what_a_program_writes_is_told_after_its_start_also_where_that_is_seen_later(site: Site):
+def test_what_a_program_writes_is_told_after_its_start_also_where_that_is_seen_later(site: Site):
     body = {"type": "train", "request_id": "r", "trials": [{"spec": submission()["spec"]}]}
     job_id = site.post("/v1/jobs", body).json()["job_id"]
     [trial] = trials(site, job_id)

@@ -10,10 +10,12 @@ from trainshed.model.provenance import labelled, rerun_request
 from trainshed.sdk.errors import ApiError, TrainshedError
 from trainshed.sdk.transport import Answer, Transport, route
 
-_INPUT = re.compile(r"trials\[(\d+)\]\.spec\.profile\.inputs\.([^.]+)\.(?:uri|manifest_sha256)")
+_INPUT = re.compile(r"trials\[(\d+)\]\.spec\.profile\.inputs\.([^.]+)\.(uri|manifest_sha256)")
 _TAKEN = frozenset({"PROFILE_HASH_MISMATCH", "PROFILE_ARCHIVED"})
 _ELSEWHERE = _TAKEN | {"ACCESS_DENIED"}
 """Codes of a label that does not lead to the content: the digest may."""
+_NO_VERSION = "INVALID_PROFILE"
+"""The same at a URI, where the content may be read and has no version of that label."""
 _ANOTHER_REQUEST = "JOB_REQUEST_CONFLICT"
 
 
@@ -47,7 +49,9 @@ def _refused(frozen: Mapping[str, Any], error: ApiError) -> Iterator[tuple[str, 
     """The labels at fault: the code and the URI."""
     for fault in error.faults:
         place = _INPUT.fullmatch(fault.path)
-        if place is None or fault.code not in _ELSEWHERE or int(place[1]) >= len(frozen["trials"]):
+        if place is None or int(place[1]) >= len(frozen["trials"]):
+            continue
+        if fault.code not in _ELSEWHERE and (fault.code, place[3]) != (_NO_VERSION, "uri"):
             continue
         uri = labelled(_inputs(frozen["trials"][int(place[1])]).get(place[2]))
         if uri is not None:
