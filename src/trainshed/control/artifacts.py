@@ -100,7 +100,7 @@ class ArtifactRetention:
         for trial_id, job_id in due:
             work = partial(self._retire, job_id=job_id, trial_id=trial_id, why=why)
             self._database.write(work)
-        return len(due) == _TRIALS_AT_ONCE
+        return bool(due)
 
     def _retire(self, connection: Connection, *, job_id: str, trial_id: str, why: str) -> None:
         moves.lock_jobs(connection, [job_id])

@@ -14,11 +14,10 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
-    and_,
     bindparam,
     case,
     exists,
-    func,
+    literal_column,
     not_,
     select,
     update,
@@ -31,8 +30,10 @@ from trainshed.store.tables import artifacts, checkpoint_files, checkpoints, tri
 DELETED = "deleted"
 _AT_ONCE = 500
 """SQLite takes some thousand parameters."""
+_LOOKED_AT = 5000
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
-_KEPT = artifacts.c.upload_state == "uploaded"
+# In words of the index of those that are kept: a bound value would not find it.
+_KEPT = artifacts.c.upload_state == literal_column("'uploaded'")
 _NAME_OF_FILE = case(
     (checkpoints.c.folder == "", checkpoint_files.c.name),
     else_=checkpoints.c.folder + "/" + checkpoint_files.c.name,
@@ -69,16 +70,21 @@ _MARK = (
     .where(artifacts.c.id.in_(_WANTED), _KEPT)
     .values(upload_state=DELETED, deleted_at=bindparam("at"), deletion=bindparam("why"))
 )
+# First the oldest, by the index: what was deleted long ago is not looked at again.
+_OLDEST = (
+    select(artifacts.c.trial_id)
+    .where(_KEPT, artifacts.c.created_at < bindparam("before"))
+    .order_by(artifacts.c.created_at)
+    .limit(_LOOKED_AT)
+    .subquery()
+)
 _OLD = (
-    select(artifacts.c.trial_id, trials.c.job_id)
-    .join(trials, and_(trials.c.id == artifacts.c.trial_id, trials.c.finished_at < bindparam("before")))
+    select(trials.c.id, trials.c.job_id)
     .where(
-        _KEPT,
-        artifacts.c.created_at < bindparam("before"),
+        trials.c.id.in_(select(_OLDEST.c.trial_id)),
+        trials.c.finished_at < bindparam("before"),
         trials.c.state.in_([str(state) for state in TERMINAL]),
     )
-    .group_by(artifacts.c.trial_id, trials.c.job_id)
-    .order_by(func.min(artifacts.c.created_at))
     .limit(bindparam("count"))
 )
 
@@ -118,6 +124,6 @@ def delete(connection: Connection, artifact_ids: Collection[str], *, at: float, 
 
 
 def past_retention(connection: Connection, before: float, limit: int) -> list[tuple[str, str]]:
-    """Trials that ended before then (Unix seconds) and have Artifacts: their ids and their Jobs'."""
+    """Some Trials that ended before then (Unix seconds) and have Artifacts: their ids and their Jobs'."""
     rows = connection.execute(_OLD, {"before": before, "count": limit})
-    return [(row.trial_id, row.job_id) for row in rows]
+    return [(row.id, row.job_id) for row in rows]
