@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
 from support import documents
-from trainshed.cli import train_views, views
-from trainshed.cli.output import HumanOutput, Table, duration
+from support.fake_server import Reply
+from trainshed.cli import gpu_views, train_views, views
+from trainshed.cli.output import Column, HumanOutput, Table, duration
 from trainshed.cli.output import pick as picked
 from trainshed.cli.pool import CORDONS, IDLE, POOLS
 from trainshed.cli.quota import QUOTAS
@@ -171,3 +174,61 @@ def test_the_reason_of_a_job_is_told_once(capsys):
     out = shown("USER_CODE_FAILED", None, "CONTENT_DAMAGED")
     assert (out.count("USER_CODE_FAILED: why"), out.count("CONTENT_DAMAGED: why")) == (1, 1)
     assert "error " not in out
+
+
+@pytest.fixture
+def berlin(monkeypatch):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("times", "drawn"),
+    [
+        (("2026-01-02T03:04:05.678Z",), ("AT (UTC+01:00)", "2026-01-02 04:04:05")),
+        (
+            ("2026-07-02T03:04:05.678Z", "2026-07-02T03:04:05.6789+00:00", "2026-07-02T03:04:07Z"),
+            (
+                "AT (UTC+02:00)",
+                "2026-07-02 05:04:05.678",
+                "2026-07-02 05:04:05.678",
+                "2026-07-02 05:04:07.000",
+            ),
+        ),
+        (
+            ("2026-07-02T03:04:05Z", "2026-01-02T03:04:05Z"),
+            ("AT", "2026-07-02 05:04:05+02:00", "2026-01-02 04:04:05+01:00"),
+        ),
+        (("", "2026-07-02T03:04:05Z"), ("AT (UTC+02:00)", "-", "2026-07-02 05:04:05")),
+    ],
+)
+def test_events_say_their_zone_once_and_milliseconds_where_a_second_holds_several(
+    berlin, capsys, times, drawn
+):
+    table = Table((Column("AT", "at", moments=True),), empty="")
+    HumanOutput().show({"items": [{"at": each} for each in times]}, table)
+    assert tuple(capsys.readouterr().out.splitlines()) == drawn
+
+
+@pytest.mark.parametrize("view", [views.EVENTS, train_views.EVENTS, gpu_views.EVENTS])
+def test_every_table_of_events_says_the_zone_of_its_times(view):
+    assert view.columns[0] == Column("AT", "at", moments=True)
+
+
+def test_each_part_of_the_usage_has_a_heading(run, fake):
+    kind = {"kind": "datasets", "items": 1, "logical_bytes": 8, "stored_bytes": 8}
+    held = {"project_id": "team", "content_bytes": 8, "max_content_bytes": None, "kinds": [kind]}
+    amounts = dict.fromkeys(("blobs", "bytes", "waiting_blobs", "waiting_bytes"), 0)
+    body = {"projects": [held], "garbage": {**amounts, "grace_hours": 24.0}}
+    fake.routes["GET /v1/admin/content/usage"] = Reply(body=body)
+    shown = run("content", "usage").out
+    parts = [part.splitlines()[:2] for part in shown.split("\n\n")]
+    assert [heading for heading, _ in parts] == [
+        "Held, by kind:",
+        "Quotas of what is published:",
+        "Garbage, which nothing needs:",
+    ]
+    assert [rest.split()[0] for _, rest in parts] == ["PROJECT", "PROJECT", "would"]

@@ -66,6 +66,7 @@ _KINDS = Table(
         Column("STORED", lambda row: size(row["stored_bytes"])),
     ),
     empty="Nothing is stored.",
+    heading="Held, by kind:",
     rows=lambda document: [
         {"project_id": project["project_id"], **kind}
         for project in document["projects"]
@@ -83,6 +84,7 @@ _QUOTAS = Table(
     ),
     empty="No projects.",
     rows="projects",
+    heading="Quotas of what is published:",
 )
 _FREEABLE = Fields(
     (
@@ -199,7 +201,7 @@ def usage(session: Session) -> None:
         document = client.content.usage()
     views = [_KINDS, _QUOTAS]
     if document["garbage"] is not None:
-        session.show(document, *views, _within("garbage", _FREEABLE))
+        session.show(document, *views, _within("garbage", _FREEABLE, "Garbage, which nothing needs:"))
     else:
         session.show(document, *views)
 
@@ -262,13 +264,13 @@ def _repaired(client: Client, found: list[dict[str, Any]]) -> tuple[list[str], l
     return taken, corrected
 
 
-def _within(key: str, fields: Fields) -> Sentence:
-    """Fields of a part of the document, as lines."""
+def _within(key: str, fields: Fields, heading: str) -> Sentence:
+    """Fields of a part of the document, as lines below a heading."""
 
     def text(document: Mapping[str, Any]) -> str:
         shown = [(label, what(document[key])) for label, what in fields.fields if callable(what)]
         width = max(len(label) for label, _ in shown)
-        return "\n".join(f"{label:<{width}}  {value}" for label, value in shown)
+        return "\n".join([heading, *(f"{label:<{width}}  {value}" for label, value in shown)])
 
     return Sentence(text)
 

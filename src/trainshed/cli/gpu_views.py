@@ -202,7 +202,7 @@ CHECKPOINTS = Table(
 )
 EVENTS = Table(
     (
-        Column("AT", "at"),
+        Column("AT", "at", moments=True),
         Column("WHAT", lambda row: row["to"] or row["reason"]),
         Column("WHY", "message", rank=1),
     ),

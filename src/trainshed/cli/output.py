@@ -30,6 +30,8 @@ class Column:
     value: Pick
     rank: int = 0
     shortest: int = 0
+    moments: bool = False
+    """Times whose order counts: the header says their zone, and cells tell apart what one second holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Table:
     rows: Pick = "items"
     below: Pick | None = None
     """A text that stands on a line of its own below its row."""
+    heading: str = ""
+    """Stands above it where a document has several tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +213,21 @@ def _draw_table(rows: Sequence[Mapping[str, Any]], table: Table) -> None:
 
     from trainshed.cli.tables import Shape, lay_out  # noqa: PLC0415 - as above
 
+    if table.heading:
+        sys.stdout.write(table.heading + "\n")
     if not rows:
         sys.stdout.write(table.empty + "\n")
         return
-    cells = [[cell(pick(row, each.value)).replace("\n", " ") for each in table.columns] for row in rows]
+    columns = [_column([pick(row, each.value) for row in rows], each) for each in table.columns]
+    cells = [list(row) for row in zip(*(shown for _, shown in columns), strict=True)]
     found = ["" if table.below is None else pick(row, table.below) for row in rows]
     notes = ["" if note in {None, ""} else cell(note).replace("\n", " ") for note in found]
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    shapes = [Shape(each.label, each.rank, each.shortest) for each in table.columns]
+    shapes = [
+        Shape(label, each.rank, each.shortest)
+        for (label, _), each in zip(columns, table.columns, strict=True)
+    ]
     colours = terminal and not os.environ.get("NO_COLOR")
     for number, line in enumerate(lay_out(shapes, cells, notes, width)):
         text = line.below or "".join(
@@ -225,6 +235,34 @@ def _draw_table(rows: Sequence[Mapping[str, Any]], table: Table) -> None:
             for text, padding in line.cells
         )
         sys.stdout.write(text.rstrip() + "\n")
+
+
+def _column(values: Sequence[Any], column: Column) -> tuple[str, list[str]]:
+    """The label of a column and its cells."""
+    if not column.moments:
+        return column.label, [cell(value).replace("\n", " ") for value in values]
+    from collections import Counter  # noqa: PLC0415 - most tables have no such column
+    from datetime import datetime  # noqa: PLC0415 - as above
+
+    at = {
+        value: datetime.fromisoformat(value).astimezone()
+        for value in values
+        if isinstance(value, str) and _TIME.fullmatch(value)
+    }
+    seconds = Counter(at[value].replace(microsecond=0) for value in values if value in at)
+    unit = "milliseconds" if max(seconds.values(), default=0) > 1 else "seconds"
+    zones = {moment.isoformat()[-6:] for moment in at.values()}
+    shown = [
+        at[value].replace(tzinfo=None).isoformat(sep=" ", timespec=unit) if value in at else cell(value)
+        for value in values
+    ]
+    if len(zones) > 1:  # the clock was changed between the first and the last of them
+        shown = [
+            f"{text}{at[value].isoformat()[-6:]}" if value in at else text
+            for text, value in zip(shown, values, strict=True)
+        ]
+    zone = f" (UTC{zones.pop()})".replace("+00:00", "") if len(zones) == 1 else ""
+    return f"{column.label}{zone}", shown
 
 
 def _coloured(text: str, style: str | None) -> str:

@@ -281,7 +281,7 @@ ATTEMPTS = Table(
 LAST_LINES = Sentence(_last_lines)
 EVENTS = Table(
     (
-        Column("AT", "at"),
+        Column("AT", "at", moments=True),
         Column("LEVEL", "level", rank=2),
         Column("EVENT", "code"),
         Column("REPLICA", "replica", rank=1),

@@ -398,7 +398,7 @@ GOOD_UNTIL = Sentence(
 )
 EVENTS = Table(
     (
-        Column("AT", "at"),
+        Column("AT", "at", moments=True),
         Column("CODE", "code"),
         Column("STATUS", "status"),
         Column("BY", "actor", rank=1),
