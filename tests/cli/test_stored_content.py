@@ -170,7 +170,7 @@ def test_from_damage_to_repair_and_from_withdrawal_to_free_disk(server: ServerPr
 
     usage = el("content", "usage")
     [datasets] = [kind for kind in usage["projects"][0]["kinds"] if kind["kind"] == "datasets"]
-    assert datasets["logical_bytes"] == 13
+    assert datasets["logical_bytes"] == datasets["stored_bytes"] > 13, "the manifest counts, too"
     el("dataset", "withdraw", "team/words@1")
     waiting = el("content", "gc", "--dry-run")
     assert (waiting["blobs"], waiting["waiting_blobs"]) == (0, 3)

@@ -20,6 +20,7 @@ from trainshed import Client, ContentChanged
 from trainshed.sdk import RetryPolicy, blobs
 from trainshed.sdk.blobs import BlobUploads, Upload
 from trainshed.sdk.errors import (
+    Conflict,
     IntegrityError,
     InvalidAnswer,
     LocalFileError,
@@ -306,7 +307,8 @@ MISSING = "POST /v1/content/blobs/missing"
 
 def scripted(upload: Upload, **routes) -> FakeServer:
     path = f"/v1/content/blobs/{upload.sha256}"
-    found = {"GET_UPLOAD": f"GET {path}/upload", "PUT_UPLOAD": f"PUT {path}/upload", "PUT": f"PUT {path}"}
+    found = {f"{method}_UPLOAD": f"{method} {path}/upload" for method in ("GET", "PUT", "DELETE")}
+    found["PUT"] = f"PUT {path}"
     asked = {MISSING: Reply(body={"missing": [upload.sha256], "max_blob_bytes": 1 << 20})}
     return FakeServer(asked | {found[name]: reply for name, reply in routes.items()})
 
@@ -335,6 +337,52 @@ def test_a_full_disk_is_told_at_once():
         pytest.raises(ServerUnavailable, match="STORAGE_FULL"),
     ):
         send(server, small)
+
+
+def requests(server: FakeServer, method: str, upload: Upload) -> int:
+    path = f"/v1/content/blobs/{upload.sha256}/upload"
+    return sum((seen.method, seen.path) == (method, path) for seen in server.seen)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "given_up"), [(409, "CONTENT_QUOTA_EXCEEDED", 1), (507, "STORAGE_FULL", 0)]
+)
+def test_an_upload_is_given_up_only_where_going_on_later_makes_no_sense(status, code, given_up):
+    large = upload_of(os.urandom(2 * PART))
+    answers = in_turn(state(PART, large.size), refusal(status, code))
+    with scripted(
+        large, GET_UPLOAD=state(0, None), PUT_UPLOAD=answers, DELETE_UPLOAD=state(0, None)
+    ) as server:
+        with pytest.raises((Conflict, ServerUnavailable), match=code):
+            send(server, large)
+        assert (requests(server, "PUT", large), requests(server, "DELETE", large)) == (2, given_up)
+
+
+def test_what_is_refused_for_good_gives_up_the_others_too_and_nobody_minds_an_older_server():
+    others, refused = upload_of(os.urandom(2 * PART)), upload_of(os.urandom(2 * PART + 1))
+    path = "/v1/content/blobs/{}/upload"
+    asked = Reply(body={"missing": [others.sha256, refused.sha256], "max_blob_bytes": 1 << 20})
+    routes = {MISSING: asked, f"PUT {path.format(refused.sha256)}": refusal(409, "CONTENT_QUOTA_EXCEEDED")}
+    for each in (others, refused):
+        routes[f"GET {path.format(each.sha256)}"] = state(0, None)
+        routes[f"DELETE {path.format(each.sha256)}"] = refusal(405, "METHOD_NOT_ALLOWED")
+    routes[f"PUT {path.format(others.sha256)}"] = state(PART, others.size)
+    with FakeServer(routes) as server, Client(server.url, "key", retry=QUICK) as client:
+        with pytest.raises(Conflict, match="CONTENT_QUOTA_EXCEEDED"):
+            BlobUploads(client._transport).send([others, refused])
+        assert requests(server, "DELETE", refused) == 1
+        assert requests(server, "DELETE", others) == min(1, requests(server, "GET", others))
+
+
+def test_an_upload_of_a_file_that_changed_is_given_up(uploads, client, tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(data := os.urandom(3 * PART))
+    large = upload_from(path)
+    path.write_bytes(data[:-1])
+    with pytest.raises(ContentChanged):
+        uploads.send([large])
+    left = client._transport.call("GET", route("content", "blobs", large.sha256, "upload"))
+    assert (left["offset"], left["size"]) == (0, None)
 
 
 def test_a_server_that_still_finishes_is_waited_for(monkeypatch):

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from support.contents import publish
+from support.contents import manifest_of, publish
 from support.site import Site, submission
 from trainshed.model.access import KEY_TEXT, Permission
+from trainshed.model.content import ContentKind
 from trainshed.store import access
 
 P = Permission
@@ -222,7 +223,8 @@ def test_a_change_of_a_project_answers_what_content_it_uses(site: Site):
     assert site.request("PATCH", path, {"priority": 1}).json()["content_bytes"] == 0
     assert publish(site, files={"a": b"123456"}, version="1").status_code == 201
     changed = site.request("PATCH", path, {"max_content_bytes": 100}).json()
-    assert (changed["content_bytes"], changed["max_content_bytes"]) == (6, 100)
+    own = len(manifest_of(ContentKind.DATASETS, {"a": b"123456"}).encode())
+    assert (changed["content_bytes"], changed["max_content_bytes"]) == (6 + own, 100)
     assert site.get(path).json() == changed
     made = site.post("/v1/admin/projects", {"project_id": "team"}).json()
     assert made["content_bytes"] == 0

@@ -31,16 +31,18 @@ def limits(site: Site) -> dict[str, Any]:
 
 
 def test_a_quota_is_set_by_the_owner_shown_and_kept(site: Site):
-    answer = site.request("PATCH", PROJECT, {"max_content_bytes": 10})
-    assert answer.json()["max_content_bytes"] == 10
+    own = [len(manifest_of(ContentKind.DATASETS, {each: b"1234"}).encode()) for each in "ab"]
+    most = 10 + sum(own)
+    answer = site.request("PATCH", PROJECT, {"max_content_bytes": most})
+    assert answer.json()["max_content_bytes"] == most
     assert publish(site, files={"a": b"123456"}, version="1").status_code == 201
-    assert (limits(site)["max_content_bytes"], limits(site)["content_bytes"]) == (10, 6)
+    assert (limits(site)["max_content_bytes"], limits(site)["content_bytes"]) == (most, 6 + own[0])
     refused = publish(site, files={"b": b"12345"}, version="2")
     assert (refused.status_code, refused.json()["code"]) == (409, "CONTENT_QUOTA_EXCEEDED")
     assert {key: refused.json()[key] for key in ("max_content_bytes", "content_bytes", "wanted_bytes")} == {
-        "max_content_bytes": 10,
-        "content_bytes": 6,
-        "wanted_bytes": 5,
+        "max_content_bytes": most,
+        "content_bytes": 6 + own[0],
+        "wanted_bytes": 5 + own[1],
     }
     assert site.get("/v1/content/datasets/team/words/versions/2").status_code == 404
     assert publish(site, files={"b": b"1234"}, version="2").status_code == 201
@@ -93,9 +95,15 @@ def test_usage_shows_all_projects_to_the_owner_and_its_own_to_an_administrator(s
     assert shown.keys() == {"default", "other"}
     manifest = len(manifest_of(ContentKind.DATASETS, {"a": b"12345", "b": b"123"}).encode())
     [datasets, runners] = shown["default"]["kinds"]
-    assert datasets == {"kind": "datasets", "items": 1, "logical_bytes": 8, "stored_bytes": 8 + manifest}
+    assert datasets == {
+        "kind": "datasets",
+        "items": 1,
+        "logical_bytes": 8 + manifest,
+        "stored_bytes": 8 + manifest,
+    }
     assert (runners["kind"], runners["items"]) == ("runners", 1)
-    assert shown["other"]["content_bytes"] == 5
+    other = len(manifest_of(ContentKind.DATASETS, {"a": b"12345"}).encode())
+    assert shown["other"]["content_bytes"] == 5 + other
     blobs = list(site.services.blobs.names())
     assert (found["stored_blobs"], found["stored_bytes"]) == (len(blobs), sum(blob.size for blob in blobs))
     assert found["garbage"] == {

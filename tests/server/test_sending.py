@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from support.contents import manifest_of, publish
 from support.site import Site
 from trainshed.content.blobs import FolderBlobStore, StoreUnavailable
 from trainshed.content.uploads import KEPT_SECONDS
+from trainshed.model.content import ContentKind
 from trainshed.server import storage
 from trainshed.server.config import ContentSettings
 from trainshed.store import usage
@@ -151,6 +153,99 @@ def test_a_batch_counts_as_a_whole(held: Site):
     assert said(held.post("/v1/content/blobs", b"".join(packed[:3]))) == (200, "stored")
     assert said(held.post("/v1/content/blobs", b"".join(packed[:3]))) == (200, "stored"), "it adds nothing"
     assert reserved(held) == 0
+
+
+@pytest.mark.parametrize("known", ["stored by others", ""])
+def test_what_is_sent_under_a_digest_that_others_stored_is_answered_as_if_nobody_had(held: Site, known: str):
+    where, data = blob()
+    if known:
+        held.add_project("pb")
+        key = held.add_key("pb")
+        assert said(held.request("PUT", where, data, key=key)) == (200, "stored")
+    for _ in range(3):
+        assert said(held.request("PUT", *blob())) == (200, "stored")
+    junk = b"x" * SIZE
+    assert said(held.request("PUT", where, junk)) == REFUSED
+    packed = b"%s %d\n" % (where.rpartition("/")[2].encode(), SIZE) + junk
+    assert said(held.post("/v1/content/blobs", packed)) == REFUSED
+    assert said(part(held, where, junk, 0, 0)) == REFUSED
+    huge = held.request("PUT", f"{where}/upload?offset=0&size={1 << 39}", junk)
+    assert said(huge) == REFUSED
+    asked = held.post("/v1/content/blobs/missing", {"sha256": [where.rpartition("/")[2]]})
+    assert asked.json()["missing"] == [where.rpartition("/")[2]]
+    assert held.get(f"{where}/upload").json() == held.request("DELETE", f"{where}/upload").json()
+    assert not list(held.services.uploads._root.iterdir())
+
+
+def test_of_many_who_send_one_blob_at_once_no_more_are_let_in_than_there_is_room_for(
+    held: Site, monkeypatch: pytest.MonkeyPatch
+):
+    enough = threading.Event()
+    busy: list[str] = []
+    put = FolderBlobStore.put
+
+    def after_the_others(*args: Any, **options: Any) -> Any:
+        enough.wait(20)
+        return put(*args, **options)
+
+    def send(where: str) -> tuple[int, str]:
+        answer = held.request("PUT", where, b"x" * SIZE)
+        if answer.status_code == 503:
+            assert answer.headers["retry-after"] == "1"
+            busy.append(where)
+            if len(busy) == 5:
+                enough.set()
+        return said(answer)
+
+    monkeypatch.setattr(FolderBlobStore, "put", after_the_others)
+    with ThreadPoolExecutor(8) as pool:
+        answers = sorted(pool.map(send, [blob()[0]] * 8))
+    assert answers == [(409, "CONTENT_HASH_MISMATCH")] * 3 + [(503, "UPLOAD_BUSY")] * 5
+    assert reserved(held) == 0
+
+
+def test_a_manifest_that_comes_along_has_room_or_is_not_stored(held: Site):
+    files = {f"{number:04} {'x' * 200}": b"" for number in range(20)}
+    manifest = manifest_of(ContentKind.DATASETS, files)
+    for more in ({}, {"bytes": 0}):
+        assert said(publish(held, files=files, version="1", **more)) == REFUSED
+    assert not held.services.blobs.exists(manifest.sha256)
+    assert reserved(held) == 0
+    limit(held, len(manifest.encode()))
+    assert publish(held, files=files, version="1").status_code == 201
+    assert reserved(held) == 0
+    assert said(held.request("PUT", *blob())) == REFUSED
+
+
+def test_an_upload_that_is_given_up_returns_its_room_and_its_bytes_at_once(held: Site):
+    begun = [blob() for _ in range(3)]
+    for where, data in begun:
+        assert part(held, where, data, 0, SIZE - 1).status_code == 200
+    assert said(held.request("PUT", *blob())) == REFUSED
+    where, _ = begun[0]
+    gone = held.request("DELETE", f"{where}/upload")
+    assert (gone.status_code, gone.json()["offset"], gone.json()["size"]) == (200, 0, None)
+    assert held.request("DELETE", f"{where}/upload").json() == gone.json(), "given up once more"
+    assert len(list(held.services.uploads._root.iterdir())) == 4
+    assert reserved(held) == 2
+    assert said(held.request("PUT", *begun[0])) == (200, "stored")
+    assert held.request("DELETE", f"{where}/upload").json()["stored"], "what is stored stays"
+    assert held.request("DELETE", "/v1/content/blobs/xyz/upload").status_code == 422
+
+
+def test_collecting_garbage_gives_up_uploads_that_are_older_than_the_grace(held: Site):
+    begun = [blob() for _ in range(2)]
+    for where, data in begun:
+        assert part(held, where, data, 0, 1).status_code == 200
+    for path in held.services.uploads._root.glob(f"{begun[0][0].rpartition('/')[2]}.*"):
+        old = held.clock.now - held.services.gc_grace_seconds - 1
+        os.utime(path, (old, old))
+    for path in held.services.uploads._root.glob(f"{begun[1][0].rpartition('/')[2]}.*"):
+        os.utime(path, (held.clock.now, held.clock.now))
+    assert held.post("/v1/admin/content/gc").status_code == 202
+    offsets = [held.get(f"{where}/upload").json()["offset"] for where, _ in begun]
+    assert offsets == [0, 1]
+    assert reserved(held) == 1
 
 
 def test_without_a_quota_nothing_is_reserved(site: Site, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,11 +65,11 @@ def test_every_manifest_counts_once_at_its_full_size_until_it_is_withdrawn(datab
     publish(database, "1", {"a": 60, "b": 40})
     publish(database, "one", {"a": 60, "b": 40})
     publish(database, "1", {"a": 60, "b": 40}, name="team/copy")
-    assert counted(database) == 100, "the same files under three names"
+    assert counted(database) == 101, "the same files under three names, and the manifest's own size"
     publish(database, "2", {"a": 60, "c": 5})
-    assert counted(database) == 165, "shared files count in both"
+    assert counted(database) == 167, "shared files count in both"
     database.write(lambda c: contents.withdraw(c, ContentKind.DATASETS, "team/data", "2", at=2.0))
-    assert counted(database) == 100
+    assert counted(database) == 101
     with database.read() as connection:
         assert usage.counted_bytes(connection, "another") == 0
 
@@ -94,7 +95,7 @@ def test_what_was_sent_and_nothing_names_counts_where_there_is_a_quota(database)
         "wanted_bytes": 2,
     }
     send("room", free - 1)
-    publish(database, "1", {"unlimited": 10 * free, "room": free - 1})
+    publish(database, "1", {"unlimited": 10 * free, "room": free - 2})
     send("a Runner, though the quota is full", free)
     with pytest.raises(Refusal):
         send("more", 2)
@@ -116,7 +117,7 @@ def record(database: Database, word: str, size: int, *, name: str = "", at: floa
     """Store what was reserved."""
 
     def store(connection: Any) -> None:
-        usage.settle(connection, "p", name or word, {digest(word): size}, at=at)
+        usage.settle(connection, "p", name or word, {digest(word): size}, sent=digest(word), at=at)
         queue.put_blobs(connection, {digest(word): size}, at=at, sender="p")
 
     database.write(store)
@@ -145,15 +146,83 @@ def test_what_is_being_sent_counts_until_it_is_stored_or_given_back(database):
     reserve(database, "a", FREE)
 
 
-def test_several_who_send_the_same_count_once_and_each_holds_its_own(database):
+def refused(call: Callable[[], None]) -> str:
+    with pytest.raises(Refusal) as refusal:
+        call()
+    return refusal.value.code
+
+
+def test_each_of_several_who_send_the_same_counts_and_there_is_room_again_when_one_ends(database):
+    limit(database, 2 * FREE)
+    for name in ("one", "again, after a lost connection"):
+        reserve(database, "a", FREE, name=name)
+    assert refused(lambda: reserve(database, "b", 1)) == "CONTENT_QUOTA_EXCEEDED"
+    assert refused(lambda: reserve(database, "a", FREE, name="third")) == "UPLOAD_BUSY"
+    record(database, "a", FREE, name="one")
+    assert refused(lambda: reserve(database, "b", 1)) == "CONTENT_QUOTA_EXCEEDED", (
+        "one still lies on the disk"
+    )
+    record(database, "a", FREE, name="again, after a lost connection")
+    reserve(database, "b", FREE)
+
+
+def test_what_the_project_sent_itself_counts_once_more_only_while_others_send_it_too(database):
     limit(database, FREE)
-    reserve(database, "a", FREE, name="one")
-    reserve(database, "a", FREE, name="again, after a lost connection")
-    database.write(lambda c: usage.give_back(c, "one"))
-    with pytest.raises(Refusal):
+    reserve(database, "a", FREE)
+    record(database, "a", FREE)
+    reserve(database, "a", FREE, name="heals it")
+    assert refused(lambda: reserve(database, "a", FREE, name="also")) == "UPLOAD_BUSY"
+    assert refused(lambda: reserve(database, "a", FREE + 1, name="longer")) == "CONTENT_QUOTA_EXCEEDED"
+    record(database, "a", FREE, name="heals it")
+    reserve(database, "a", FREE, name="also")
+
+
+@pytest.mark.parametrize("stored_by", [None, "another", "its manifest"])
+def test_what_may_be_sent_does_not_depend_on_what_others_have(database, stored_by):
+    add_project(database, "another")
+    other = replace(PUBLISHER, project_id="another")
+    if stored_by is not None:
+        database.write(lambda c: queue.put_blobs(c, {digest("a"): 2 * FREE}, at=1.0, sender="another"))
+    if stored_by == "its manifest":
+        publish(database, "1", {"a": 2 * FREE}, name="others/data", by=other)
+    limit(database, 2 * FREE)
+    assert refused(lambda: reserve(database, "a", 100 * FREE)) == "CONTENT_QUOTA_EXCEEDED"
+    reserve(database, "a", 2 * FREE)
+    record(database, "a", 2 * FREE)
+    with pytest.raises(Refusal) as refusal:
         reserve(database, "b", 1)
-    database.write(lambda c: usage.give_back(c, "again, after a lost connection"))
-    reserve(database, "b", 1)
+    assert (refusal.value.extra["unnamed_bytes"], refusal.value.extra["content_bytes"]) == (2 * FREE, 0)
+
+
+def test_manifests_count_before_they_are_published_and_after(database):
+    limit(database, 2 * FREE)
+    sizes = {digest("manifest"): FREE}
+    for name in ("manifest", "second"):
+        reserve(database, name, FREE)
+        record(database, name, FREE)
+    assert refused(lambda: reserve(database, "third", 1)) == "CONTENT_QUOTA_EXCEEDED"
+    release = Release(ContentKind.DATASETS, "team/data", "1", *sizes, FREE, "{}", 0, 0, ())
+    database.write(lambda c: contents.publish(c, PUBLISHER, release, None, at=1.0))
+    assert counted(database) == FREE
+    assert refused(lambda: reserve(database, "third", 1)) == "CONTENT_QUOTA_EXCEEDED"
+    limit(database, FREE)
+    more = replace(release, version="2", manifest_sha256=digest("second"))
+    assert (
+        refused(lambda: database.write(lambda c: contents.publish(c, PUBLISHER, more, None, at=1.0)))
+        == "CONTENT_QUOTA_EXCEEDED"
+    )
+    database.write(lambda c: contents.withdraw(c, ContentKind.DATASETS, "team/data", "1", at=2.0))
+    database.write(lambda c: contents.publish(c, PUBLISHER, more, None, at=3.0))
+
+
+def test_files_of_a_runner_are_named_by_it(database):
+    limit(database, FREE)
+    for word in ("main.sh", "lib.sh"):
+        reserve(database, word, FREE // 2)
+        record(database, word, FREE // 2)
+    assert refused(lambda: reserve(database, "c", 1)) == "CONTENT_QUOTA_EXCEEDED"
+    publish_runner(database, {"main.sh": FREE // 2, "lib.sh": FREE // 2})
+    reserve(database, "c", FREE)
 
 
 def test_what_a_killed_server_reserved_expires_and_who_was_only_slow_is_asked_once_more(database):
@@ -211,17 +280,17 @@ def test_of_many_at_once_no_more_get_room_than_there_is(database):
 
 
 def test_what_would_exceed_the_quota_is_refused_with_the_numbers(database):
-    limit(database, 100)
+    limit(database, 102)
     publish(database, "1", {"a": 60})
     with pytest.raises(Refusal) as refused:
         publish(database, "2", {"b": 41})
     assert refused.value.code == "CONTENT_QUOTA_EXCEEDED"
-    assert refused.value.extra == {"max_content_bytes": 100, "content_bytes": 60, "wanted_bytes": 41}
-    assert "may hold 100 bytes" in refused.value.message
+    assert refused.value.extra == {"max_content_bytes": 102, "content_bytes": 61, "wanted_bytes": 42}
+    assert "may hold 102 bytes" in refused.value.message
     publish(database, "2", {"b": 40})
     publish(database, "two", {"b": 40})
     publish(database, "1", {"a": 60})
-    assert counted(database) == 100
+    assert counted(database) == 102
     database.write(lambda c: contents.withdraw(c, ContentKind.DATASETS, "team/data", "1", at=2.0))
     publish(database, "3", {"c": 60})
     with pytest.raises(Refusal):
@@ -239,7 +308,8 @@ def test_a_quota_below_what_is_held_withdraws_nothing(database):
     limit(database, 0)
     with pytest.raises(Refusal):
         publish(database, "3", {"c": 1})
-    publish(database, "nothing", {"empty": 0})
+    with pytest.raises(Refusal):
+        publish(database, "nothing", {"empty": 0})
 
 
 def test_whoever_publishes_the_namespace_s_project_pays(database):
@@ -273,7 +343,7 @@ def test_two_publishers_at_once_cannot_exceed_it_together(database):
         for thread in threads:
             thread.join()
         assert sorted(answers) == ["CONTENT_QUOTA_EXCEEDED", "CONTENT_QUOTA_EXCEEDED", "published"]
-        assert counted(database) == 60
+        assert counted(database) == 61
         for number in range(3):
             version = f"{round_}-{number}"
             database.write(
@@ -300,10 +370,10 @@ def test_usage_by_project_and_kind(database):
     add_artifacts(database, trial, {"x": ("a", 60), "y": ("a", 60), "z": ("o", 9)})
     database.write(lambda c: queue.put_blobs(c, {digest("ck"): 10}, at=1.0))
     database.write(lambda c: add_checkpoint(c, trial, [digest("ck")]))
-    # A manifest's own bytes are stored too: one each.
+    # A published manifest's own bytes count too: one each.
     assert held(database) == {
-        "p datasets": Held("p", "datasets", 2, 165, 107),
-        "p models": Held("p", "models", 1, 7, 8),
+        "p datasets": Held("p", "datasets", 2, 167, 107),
+        "p models": Held("p", "models", 1, 8, 8),
         "p runners": Held("p", "runners", 1, 63, 63),
         "p artifacts": Held("p", "artifacts", 3, 129, 69),
         "p checkpoints": Held("p", "checkpoints", 1, 10, 10),

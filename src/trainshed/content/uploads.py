@@ -243,16 +243,26 @@ class Uploads:
         if (free := disk.f_bavail * disk.f_frsize) < self._reserve:
             raise DiskReserved(self._root, free, self._reserve)
 
-    def sweep(self) -> int:
-        """Remove uploads that nobody went on with for `KEPT_SECONDS`; how many there were."""
+    def give_up(self, project: str, sha256: str) -> None:
+        """Remove the upload, its bytes and its room at once; nothing where there is none.
+
+        Raises `UploadBusy` while somebody writes to it or it is being finished, and `StoreUnavailable`.
+        """
+        name = _name_of(project, sha256)
+        with contextlib.suppress(OffsetMismatch), self._hold(name) as held:
+            self._drop(held)
+            self._done_with(name)
+
+    def sweep(self, older_than: float = KEPT_SECONDS) -> int:
+        """Remove uploads that nobody went on with for so many seconds; how many there were."""
         removed = 0
         for name in self._names():
             with contextlib.suppress(UploadBusy, OffsetMismatch, StoreUnavailable):
-                if not self._abandoned(name):
+                if not self._abandoned(name, older_than):
                     continue
                 with self._hold(name) as held:
                     # Somebody may have gone on with it until it was locked.
-                    if self._abandoned(name):
+                    if self._abandoned(name, older_than):
                         self._drop(held)
                         removed += 1
         with self._guard:
@@ -404,10 +414,10 @@ class Uploads:
                 return True
         return offset == size and self._state(name) == UploadState(size, size)
 
-    def _abandoned(self, name: str) -> bool:
+    def _abandoned(self, name: str, older_than: float) -> bool:
         with store_errors(self._root, absent=name), contextlib.suppress(BlobNotFound):
             _, state = _files_of(self._root, name)
-            return state.stat().st_mtime < self._clock() - KEPT_SECONDS
+            return state.stat().st_mtime < self._clock() - older_than
         return False
 
     def _names(self) -> set[str]:

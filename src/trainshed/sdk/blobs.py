@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -43,6 +43,7 @@ _DEFAULT_LIMIT = 64 << 20
 _FINISHING_PAUSE_SECONDS = 1.0
 _ROUNDS_WITHOUT_PROGRESS = 20
 _READ_BYTES = 1 << 20
+_NO_ROOM = "CONTENT_QUOTA_EXCEEDED"
 Progress = Callable[[int, int], None]
 
 
@@ -77,9 +78,10 @@ class BlobUploads:
         """Bring all of them to the server; how many it did not have yet.
 
         ``progress`` is told the bytes done and the bytes in all, ``files_progress`` the blobs, from one
-        thread at a time. The first failure
-        ends the others; what was sent stays, and sending again goes on there. Raises `ContentChanged`,
-        `LocalFileError`, `IntegrityError` and what the transport raises.
+        thread at a time. The first failure ends the others; what was sent stays, and sending again goes on
+        there. Only where the quota refuses one are unfinished ones given up, and what has changed is: they
+        would hold their room for a day. Raises `ContentChanged`, `LocalFileError`, `IntegrityError` and what
+        the transport raises.
         """
         wanted = {upload.sha256: upload for upload in uploads}
         meter = _Meter(sum(upload.size for upload in wanted.values()), progress)
@@ -98,6 +100,12 @@ class BlobUploads:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
+        except Conflict as error:
+            sending.stop()
+            pool.shutdown(cancel_futures=True)
+            if error.code == _NO_ROOM:
+                sending.give_up()
+            raise
         finally:
             sending.stop()
             pool.shutdown(cancel_futures=True)
@@ -156,9 +164,17 @@ class _Sending:
     meter: _Meter
     files: _Meter
     _stopping: threading.Event = field(default_factory=threading.Event)
+    _unfinished: set[str] = field(default_factory=set)
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def give_up(self) -> None:
+        """Remove what the server has of uploads in parts that did not come to their end, where it can."""
+        for where in sorted(self._unfinished):
+            # Else it goes after a day. An older server knows no other way.
+            with suppress(TrainshedError):
+                self.transport.call("DELETE", where)
 
     def send(self, batch: Sequence[Upload]) -> None:
         self._send(batch)
@@ -171,7 +187,16 @@ class _Sending:
         [upload] = batch
         with _local_errors(upload), upload.open() as file:
             if upload.size > self.part_bytes:
-                self._send_parts(upload, file)
+                where = route("content", "blobs", upload.sha256, "upload")
+                self._unfinished.add(where)
+                try:
+                    self._send_parts(upload, file, where)
+                except ContentChanged:
+                    # Nobody has these bytes any more.
+                    with suppress(TrainshedError):
+                        self.transport.call("DELETE", where)
+                    raise
+                self._unfinished.discard(where)
             else:
                 where = route("content", "blobs", upload.sha256)
                 self._store([upload], "PUT", where, self._streamed(upload, file, 0, upload.size))
@@ -186,8 +211,7 @@ class _Sending:
         self._store(batch, "POST", route("content", "blobs"), bytes(body))
         self.meter.add(sum(upload.size for upload in batch))
 
-    def _send_parts(self, upload: Upload, file: BinaryIO) -> None:
-        where = route("content", "blobs", upload.sha256, "upload")
+    def _send_parts(self, upload: Upload, file: BinaryIO, where: str) -> None:
         offset, told, stuck = self._begun(upload, where), 0, 0
         while True:
             self.meter.add(offset - told)

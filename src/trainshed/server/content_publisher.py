@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ from trainshed.model.recipe import Recipe, recipe_from_about
 from trainshed.model.selectors import name_part_fault
 from trainshed.model.strict_json import canonical_json
 from trainshed.server.bodies import Body
-from trainshed.server.storage import record_stored
+from trainshed.server.storage import record_stored, reserved
 from trainshed.store import access, contents, holders, possession
 from trainshed.store.contents import Release
 from trainshed.store.database import Connection, Database
@@ -82,7 +83,8 @@ def publish(
             _check_dependencies(connection, principal, recipe_from_about(json.loads(known[0].about)))
         if known is None and wanted.bytes is not None:
             holder = holder_of(connection, principal, name)
-            check_quota(connection, holder, wanted.manifest_sha256, wanted.bytes)
+            own = 0 if wanted.manifest is None else len(wanted.manifest)
+            check_quota(connection, holder, wanted.manifest_sha256, wanted.bytes, own)
     if known is not None and _lost(database, blobs, wanted.manifest_sha256, known[1]):
         # Looked at as if it were new, which says what to send again.
         known = None
@@ -188,8 +190,10 @@ def _verified(
         with database.read() as connection:
             _check_dependencies(connection, principal, recipe_from_about(manifest.about))
     if wanted.manifest is not None:
-        blobs.put(io.BytesIO(wanted.manifest), sha256=digest)
-        record_stored(database, blobs, {digest: manifest.size}, at=at, sender=principal.project_id)
+        sizes, project = {digest: manifest.size}, principal.project_id
+        with reserved(database, project, sizes, request=secrets.token_hex(), at=at) as reservation:
+            blobs.put(io.BytesIO(wanted.manifest), sha256=digest)
+            record_stored(database, blobs, sizes, at=at, sender=project, reservation=reservation)
     return manifest
 
 

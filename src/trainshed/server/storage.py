@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from trainshed.content.addresses import StoreAddress, open_impatiently, open_store
@@ -81,9 +82,9 @@ class UploadRoom:
         self._clock = clock
 
     def reserve(self, project: str, name: str, blob: Blob) -> None:
-        """Raises `Refusal` ``CONTENT_QUOTA_EXCEEDED``."""
+        """Raises `Refusal` ``CONTENT_QUOTA_EXCEEDED``, ``UPLOAD_BUSY``."""
         sizes, seconds = {blob.sha256: blob.size}, KEPT_SECONDS + 2 * SWEEP_SECONDS
-        _reserve(self._database, project, name, sizes, blob.sha256, at=self._clock(), seconds=seconds)
+        _reserve(self._database, project, name, sizes, at=self._clock(), seconds=seconds)
 
     def give_back(self, name: str) -> None:
         """What the database cannot note now expires."""
@@ -97,11 +98,10 @@ def reserved(
     """Room in the project's quota while one request stores blobs, SHA-256 -> size: for `record_stored`.
 
     What fails gives it back; so does what is killed, after a while. ``None`` where there is no quota: then
-    nothing is written. Raises `Refusal` ``CONTENT_QUOTA_EXCEEDED``.
+    nothing is written. Raises `Refusal` ``CONTENT_QUOTA_EXCEEDED``, ``UPLOAD_BUSY``.
     """
     name = f"{_REQUEST}{request}"
-    sent = next(iter(sizes)) if len(sizes) == 1 else None
-    if not _reserve(database, project, name, sizes, sent, at=at, seconds=_REQUEST_SECONDS):
+    if not _reserve(database, project, name, sizes, at=at, seconds=_REQUEST_SECONDS):
         yield None
         return
     try:
@@ -116,7 +116,6 @@ def _reserve(
     project: str,
     name: str,
     sizes: Mapping[str, int],
-    sent: str | None,
     *,
     at: float,
     seconds: float,
@@ -124,8 +123,16 @@ def _reserve(
     with database.read() as connection:
         if not usage.has_quota(connection, project):
             return False
+    sent = _sent(sizes)
     database.write(lambda c: usage.reserve(c, project, name, sizes, sent=sent, at=at, seconds=seconds))
     return True
+
+
+def _sent(names: Collection[str]) -> str:
+    """What is sent, as one word: a blob's own name, or one for several that are sent together."""
+    return (
+        next(iter(names)) if len(names) == 1 else hashlib.sha256("".join(sorted(names)).encode()).hexdigest()
+    )
 
 
 def _give_back(database: Database, name: str) -> None:
@@ -156,7 +163,7 @@ def record_stored(
 
     def record(connection: Connection) -> None:
         if sender is not None and reservation is not None:
-            usage.settle(connection, sender, reservation, sizes, at=at)
+            usage.settle(connection, sender, reservation, sizes, sent=_sent(sizes), at=at)
         queue.put_blobs(connection, sizes, at=at, sender=sender)
 
     database.write(record)

@@ -277,7 +277,9 @@ def publish(
         raise _taken(there, release)
     if there is not None and there.withdrawn_at is None:
         return there, False
-    check_quota(connection, content.project_id, release.manifest_sha256, release.bytes)
+    check_quota(
+        connection, content.project_id, release.manifest_sha256, release.bytes, release.manifest_bytes
+    )
     hold_manifest(connection, release, at=at)
     if there is None:
         connection.execute(

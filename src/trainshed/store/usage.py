@@ -1,8 +1,11 @@
 """How much content projects hold, and the quota that publishing is held to.
 
 What counts is what a project has published and not withdrawn: every manifest once, at the full size of its
-files, whether or not other manifests share them (decision 17). Outputs are never counted: a result that was
-paid for is not lost to a quota.
+files and its own, whether or not other manifests share them (decision 17). Outputs are never counted: a
+result that was paid for is not lost to a quota.
+
+What may be sent depends on nothing that other projects have: neither on what they stored nor on what their
+manifests name. Else a digest would be worth room, and the answer would tell whether somebody has its bytes.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from sqlalchemy import (
 
 from trainshed.model.errors import Refusal
 from trainshed.model.runner_tree import MAX_TREE_BYTES
+from trainshed.model.words import bytes_text
 from trainshed.store.tables import (
     artifacts,
     blobs,
@@ -60,22 +64,22 @@ class Held:
     items: int
     """Manifests, Revisions, Artifacts or Checkpoints."""
     logical_bytes: int
-    """The sizes of all files of all of them."""
+    """The sizes of all files of all of them; of what was published also of their manifests."""
     stored_bytes: int
     """What they take in the store: every blob once."""
 
 
+_IS_OF = and_(contents.c.kind == content_versions.c.kind, contents.c.name == content_versions.c.name)
 _LIVE = (
     select(
         contents.c.project_id,
         content_versions.c.kind,
         content_versions.c.manifest_sha256,
-        func.max(content_versions.c.bytes).label("bytes"),
+        func.max(content_versions.c.bytes + manifests.c.size).label("bytes"),
     )
     .select_from(
-        content_versions.join(
-            contents,
-            and_(contents.c.kind == content_versions.c.kind, contents.c.name == content_versions.c.name),
+        content_versions.join(contents, _IS_OF).join(
+            manifests, manifests.c.sha256 == content_versions.c.manifest_sha256
         )
     )
     .where(content_versions.c.withdrawn_at.is_(None))
@@ -86,25 +90,38 @@ _COUNTED = select(func.coalesce(func.sum(_OF_PROJECT.c.bytes), 0))
 _COUNTS_ALREADY = (
     select(_OF_PROJECT.c.bytes).where(_OF_PROJECT.c.manifest_sha256 == bindparam("manifest")).limit(1)
 )
-_NAMED = exists().where(manifest_blobs.c.sha256 == project_blobs.c.sha256)
-_IS_MANIFEST = exists().where(manifests.c.sha256 == project_blobs.c.sha256)
+# Also of withdrawn ones: they give their room back at once. Each holds itself, too.
+_OWN_MANIFESTS = (
+    select(content_versions.c.manifest_sha256)
+    .join(contents, _IS_OF)
+    .where(contents.c.project_id == bindparam("project"))
+    .union_all(
+        select(runner_revisions.c.snapshot_sha256)
+        .join(runners, runners.c.name == runner_revisions.c.runner)
+        .where(runners.c.project_id == bindparam("project"))
+    )
+)
+_NAMED = exists().where(
+    manifest_blobs.c.sha256 == project_blobs.c.sha256, manifest_blobs.c.manifest_sha256.in_(_OWN_MANIFESTS)
+)
 _UNNAMED = (
     select(func.coalesce(func.sum(blobs.c.size), 0))
     .select_from(project_blobs.join(blobs, blobs.c.sha256 == project_blobs.c.sha256))
-    .where(project_blobs.c.project_id == bindparam("project"), not_(_NAMED), not_(_IS_MANIFEST))
+    .where(project_blobs.c.project_id == bindparam("project"), not_(_NAMED))
 )
-_SENDING = (
-    select(func.max(reservations.c.size).label("size"))
+_SENDING = select(func.coalesce(func.sum(reservations.c.size), 0)).where(
+    reservations.c.project_id == bindparam("project"), reservations.c.expires_at > bindparam("at")
+)
+_TWINS = _SENDING.where(reservations.c.sent == bindparam("sent"))
+_SENT = select(_UNNAMED.scalar_subquery(), _SENDING.scalar_subquery(), _TWINS.scalar_subquery())
+_IS_SENT = (
+    select(reservations.c.id)
     .where(
         reservations.c.project_id == bindparam("project"),
         reservations.c.expires_at > bindparam("at"),
-        reservations.c.sent != bindparam("sent"),
+        reservations.c.sent == bindparam("sent"),
     )
-    .group_by(reservations.c.sent)
-    .subquery()
-)
-_SENT = select(
-    _UNNAMED.scalar_subquery(), select(func.coalesce(func.sum(_SENDING.c.size), 0)).scalar_subquery()
+    .limit(1)
 )
 _RESERVE = insert(reservations)
 _RESERVED = select(reservations.c.id).where(reservations.c.id == bindparam("name"))
@@ -116,7 +133,12 @@ _DROP_EXPIRED = delete(reservations).where(
     reservations.c.project_id == bindparam("project"), reservations.c.expires_at <= bindparam("at")
 )
 _WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
-_STORED = select(blobs.c.sha256).where(blobs.c.sha256.in_(_WANTED))
+# What is being removed counts until it is gone, so that sending it again adds nothing.
+_PROVED = (
+    select(blobs.c.sha256, blobs.c.size)
+    .join(project_blobs, project_blobs.c.sha256 == blobs.c.sha256)
+    .where(project_blobs.c.project_id == bindparam("project"), blobs.c.sha256.in_(_WANTED))
+)
 _QUOTA = select(projects.c.max_content_bytes).where(projects.c.id == bindparam("project"))
 
 
@@ -125,8 +147,12 @@ def counted_bytes(connection: Connection, project_id: str) -> int:
     return int(connection.execute(_COUNTED, {"project": project_id}).scalar_one())
 
 
-def check_quota(connection: Connection, project_id: str, manifest_sha256: str, size: int) -> None:
-    """Refuse a manifest of ``size`` bytes of files that would exceed the quota of the project.
+def check_quota(
+    connection: Connection, project_id: str, manifest_sha256: str, size: int, manifest_bytes: int = 0
+) -> None:
+    """Refuse a manifest of ``size`` bytes of files, and of its own, that would exceed the quota.
+
+    The manifest's own are left out by who asks before it came.
 
     In the transaction that publishes it: of two publishers the second sees what the first one took. Raises
     `Refusal` ``CONTENT_QUOTA_EXCEEDED`` with the numbers.
@@ -138,11 +164,12 @@ def check_quota(connection: Connection, project_id: str, manifest_sha256: str, s
     if connection.execute(_COUNTS_ALREADY, {**asked, "manifest": manifest_sha256}).first() is not None:
         return
     used = counted_bytes(connection, project_id)
+    size += manifest_bytes
     if size > 0 and used + size > limit:
         raise Refusal.of(
             "CONTENT_QUOTA_EXCEEDED",
-            f"project `{project_id}` may hold {limit} bytes of published content and holds {used}; "
-            f"this would add {size}",
+            f"project `{project_id}` may hold {bytes_text(limit)} of published content and holds "
+            f"{bytes_text(used)}; this would add {bytes_text(size)}",
             max_content_bytes=limit,
             content_bytes=used,
             wanted_bytes=size,
@@ -173,30 +200,43 @@ def reserve(
 
     What no manifest holds counts beside what is published, and so does what others of the project reserved; a
     version that is withdrawn gives its room back at once all the same. `ALWAYS_SENT_BYTES` are let in however
-    full the quota is, because Runners are sent the same way and do not count. Of reservations with the same
-    ``sent`` one counts. Who reserves again under the same name, renews. Does nothing where there is no quota.
+    full the quota is, because Runners are sent the same way and do not count. Of what the project itself sent
+    before, only what it is longer now counts. ``sent`` names what is sent: while others send the same each
+    one counts, also of what was sent before, because each lies on the disk. Who reserves again under the same
+    name, renews. Does nothing where there is no quota.
 
     In a transaction of its own: of two the second sees what the first one took. Raises `Refusal`
-    ``CONTENT_QUOTA_EXCEEDED`` with the numbers.
+    ``CONTENT_QUOTA_EXCEEDED`` with the numbers, and ``UPLOAD_BUSY`` where there will be room once nobody else
+    sends the same.
     """
     limit = _locked_quota(connection, project_id)
     if limit is None:
         return
     connection.execute(_DROP_EXPIRED, {"project": project_id, "at": at})
     connection.execute(_DROP_RESERVATION, {"name": reservation})
-    if size := _check_sent(connection, project_id, limit, sizes, sent, at):
-        row = {
-            "id": reservation,
-            "project_id": project_id,
-            "sent": reservation if sent is None else sent,
-            "size": size,
-            "expires_at": at + seconds,
-        }
-        connection.execute(_RESERVE, row)
+    sent = reservation if sent is None else sent
+    alone = connection.execute(_IS_SENT, {"project": project_id, "at": at, "sent": sent}).first() is None
+    added = _added(connection, project_id, sizes)
+    size = added if alone else sum(sizes.values())
+    _check_sent(connection, project_id, limit, size, sent, at, later=None if alone else added)
+    row = {
+        "id": reservation,
+        "project_id": project_id,
+        "sent": sent,
+        "size": size,
+        "expires_at": at + seconds,
+    }
+    connection.execute(_RESERVE, row)
 
 
 def settle(
-    connection: Connection, project_id: str, reservation: str, sizes: Mapping[str, int], *, at: float
+    connection: Connection,
+    project_id: str,
+    reservation: str,
+    sizes: Mapping[str, int],
+    *,
+    sent: str,
+    at: float,
 ) -> None:
     """End a reservation as the blobs become rows, in the same transaction and before they do.
 
@@ -206,8 +246,10 @@ def settle(
     held = connection.execute(_HELD, {"name": reservation, "at": at}).scalar_one_or_none()
     connection.execute(_DROP_RESERVATION, {"name": reservation})
     if limit is not None and (held is None or held < sum(sizes.values())):
-        sent = next(iter(sizes)) if len(sizes) == 1 else None
-        _check_sent(connection, project_id, limit, sizes, sent, at)
+        size = _added(connection, project_id, sizes)
+        if held is None or held < size:
+            # What others send of the same will add nothing to it.
+            _check_sent(connection, project_id, limit, size, sent, at, twins_count=False)
 
 
 def give_back(connection: Connection, reservation: str) -> None:
@@ -232,38 +274,62 @@ def _locked_quota(connection: Connection, project_id: str) -> int | None:
     return limit
 
 
+def _added(connection: Connection, project_id: str, sizes: Mapping[str, int]) -> int:
+    """By how many bytes the blobs go beyond what the project has sent of them before."""
+    asked = {"project": project_id, "wanted": list(sizes)}
+    known = {row.sha256: int(row.size) for row in connection.execute(_PROVED, asked)}
+    return sum(max(0, size - known.get(sha256, 0)) for sha256, size in sizes.items())
+
+
 def _check_sent(
     connection: Connection,
     project_id: str,
     limit: int,
-    sizes: Mapping[str, int],
-    sent: str | None,
+    size: int,
+    sent: str,
     at: float,
-) -> int:
-    """How many bytes of the blobs would be new. Raises `Refusal` ``CONTENT_QUOTA_EXCEEDED``."""
-    stored = set(connection.execute(_STORED, {"wanted": list(sizes)}).scalars())
-    size = sum(size for sha256, size in sizes.items() if sha256 not in stored)
+    *,
+    later: int | None = None,
+    twins_count: bool = True,
+) -> None:
+    """Refuse ``size`` bytes more for which there is no room.
+
+    ``later`` is what it would be once nobody else sends the same. Raises `Refusal`
+    ``CONTENT_QUOTA_EXCEEDED``, ``UPLOAD_BUSY``.
+    """
     if not size:
-        return 0
+        return
     # In one look: what is stored meanwhile is seen as the one or as the other.
-    asked = {"project": project_id, "at": at, "sent": sent or ""}
-    unnamed, sending = (int(each) for each in connection.execute(_SENT, asked).one())
+    asked = {"project": project_id, "at": at, "sent": sent}
+    unnamed, sending, twins = (int(each) for each in connection.execute(_SENT, asked).one())
+    if not twins_count:
+        sending -= twins
     if unnamed + sending + size <= ALWAYS_SENT_BYTES:
-        return size
+        return
     used = counted_bytes(connection, project_id)
-    if used + unnamed + sending + size > limit:
-        raise Refusal.of(
-            "CONTENT_QUOTA_EXCEEDED",
-            f"project `{project_id}` may hold {limit} bytes of content, holds {used}, sent {unnamed} that "
-            f"nothing names yet and is sending {sending}; this would add {size}. Publish what was sent; else "
-            "it goes as garbage, as uploads do that nobody goes on with",
-            max_content_bytes=limit,
-            content_bytes=used,
-            unnamed_bytes=unnamed,
-            sending_bytes=sending,
-            wanted_bytes=size,
+    most = max(ALWAYS_SENT_BYTES, limit - used) - unnamed
+    if sending + size <= most:
+        return
+    if later is not None and (not later or sending - twins + later <= most):
+        busy = Refusal.of(
+            "UPLOAD_BUSY",
+            f"the same bytes are being sent to project `{project_id}` already, and its quota has no room for "
+            "both at once",
         )
-    return size
+        busy.retry_after = 1
+        raise busy
+    raise Refusal.of(
+        "CONTENT_QUOTA_EXCEEDED",
+        f"project `{project_id}` may hold {bytes_text(limit)} of content, holds {bytes_text(used)}, sent "
+        f"{bytes_text(unnamed)} that nothing names yet and is sending {bytes_text(sending)}; this would add "
+        f"{bytes_text(size)}. Publish what was sent; else it goes as garbage, as uploads do that nobody goes "
+        "on with",
+        max_content_bytes=limit,
+        content_bytes=used,
+        unnamed_bytes=unnamed,
+        sending_bytes=sending,
+        wanted_bytes=size,
+    )
 
 
 def usage(connection: Connection, project_id: str | None = None) -> list[Held]:

@@ -50,6 +50,7 @@ _STORING = (
     "INVALID_SPEC",
     "STORAGE_FULL",
     "STORAGE_UNAVAILABLE",
+    "UPLOAD_BUSY",
 )
 
 
@@ -170,7 +171,7 @@ def read_upload(call: Call, sha256: str) -> shapes.BlobUpload:
         params=(_OFFSET, _SIZE),
         takes_bytes=True,
         max_body=lambda services: services.bodies.blob,
-        refuses=(*_STORING, "UPLOAD_BUSY", "UPLOAD_OFFSET_MISMATCH"),
+        refuses=(*_STORING, "UPLOAD_OFFSET_MISMATCH"),
     ),
 )
 def put_part(call: Call, sha256: str) -> shapes.BlobUpload:
@@ -193,6 +194,26 @@ def put_part(call: Call, sha256: str) -> shapes.BlobUpload:
     while call.stream.read():
         continue
     return stored
+
+
+@routes.delete(
+    "/blobs/{sha256}/upload",
+    Operation(
+        "Give an upload up",
+        answer=shapes.BlobUpload,
+        any_of=PUBLISH,
+        refuses=("INVALID_SPEC", "STORAGE_UNAVAILABLE", "UPLOAD_BUSY"),
+    ),
+)
+def give_upload_up(call: Call, sha256: str) -> shapes.BlobUpload:
+    """What came of it goes at once, and so does its room in the quota; a blob that is stored stays.
+
+    The same where there is none. Refused while somebody sends a part of it.
+    """
+    _check_name(sha256)
+    with _refusals():
+        call.services.uploads.give_up(call.project, sha256)
+    return _stored(call, sha256) or shapes.BlobUpload(sha256=sha256, offset=0, size=None, stored=False)
 
 
 def _unpacked(body: bytes) -> dict[Blob, bytes]:

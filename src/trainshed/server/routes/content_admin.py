@@ -130,13 +130,15 @@ def read_passes(call: Call) -> shapes.GarbageState:
 def collect_garbage(call: Call) -> Reply:
     """Removes what nothing needs and nobody used during the time of grace; looks through the store as well.
 
-    Owner key only. A further request replaces one that was not begun.
+    Uploads that nobody went on with for as long are given up before this answers. Owner key only. A further
+    request replaces one that was not begun.
     """
     _owner_only(call, "collecting garbage")
     request = {"request_id": f"gc_{call.services.ids.ulid()}", "by": call.principal.actor}
     text = json.dumps(request)
     call.services.database.write(lambda c: settings.put(c, settings.GARBAGE_REQUEST, text))
     call.services.wake()
+    call.services.uploads.sweep(call.services.gc_grace_seconds)
     return Reply(_run({**request, "state": "asked"}), 202)
 
 

@@ -16,7 +16,9 @@ class KindUsage(Shape):
 
     kind: KindWord
     items: int = Field(description="Manifests, Revisions, Artifacts or Checkpoints.")
-    logical_bytes: int = Field(description="The sizes of all files of all of them.")
+    logical_bytes: int = Field(
+        description="The sizes of all files of all of them, and of what was published also of its manifests."
+    )
     stored_bytes: int = Field(description="What they take in the store: every blob once.")
 
 
@@ -25,7 +27,9 @@ class ProjectUsage(Shape):
 
     project_id: str
     max_content_bytes: int | None = Field(description="Null: unlimited.")
-    content_bytes: int = Field(description="What counts: published and not withdrawn, each manifest once.")
+    content_bytes: int = Field(
+        description="What counts: published and not withdrawn, each manifest once with its own size."
+    )
     kinds: list[KindUsage]
 
 
