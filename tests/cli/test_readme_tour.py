@@ -42,8 +42,10 @@ def environment(tmp_path):
     subprocess.run(["trainshed", "stop"], env={**kept, **own}, check=True, capture_output=True)
 
 
-def run_as_written(script: str, folder: Path, environment: dict[str, str]) -> str:
-    """What the commands print on stdout; none of them may fail."""
+def run_as_written(
+    script: str, folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """What the commands print; none of them may fail."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=folder,
@@ -54,7 +56,7 @@ def run_as_written(script: str, folder: Path, environment: dict[str, str]) -> st
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n--- stderr\n{done.stderr}"
-    return done.stdout
+    return done
 
 
 def test_the_copy_of_the_digits_and_the_call_over_http_work_as_written(tmp_path, environment):
@@ -64,14 +66,21 @@ def test_the_copy_of_the_digits_and_the_call_over_http_work_as_written(tmp_path,
     simulated = {**environment, "TRAINSHED_SIMULATE_GPUS": "H100:2"}
     copied, *rest = digits.strip().splitlines()
     shorter = "sed -i '/params.epochs/,+1 s/12/2/' digits/runner.toml"  # the whole training is the demo's
-    out = run_as_written("\n".join([copied, shorter, *rest, over_http]), tmp_path, simulated)
+    out = run_as_written("\n".join([copied, shorter, *rest, over_http]), tmp_path, simulated).stdout
     assert out.count("held-out accuracy") == 4
     (job,) = json.loads(out[out.rindex('{"items"') :])["items"]
     assert job["status"] == "completed"
 
 
 def test_the_tour_works_as_written_and_leaves_nothing(tmp_path, environment):
-    out = run_as_written(tour(), tmp_path, environment)
+    done = run_as_written(tour(), tmp_path, environment)
+    out = done.stdout
+    warned = [
+        line for line in done.stderr.splitlines() if "warning" in line.lower() or "does not track" in line
+    ]
+    assert [line for line in warned if "no volume is mounted" not in line] == [], (
+        "the task writes nothing; nothing else is odd"
+    )
     assert "hello from trial-1, GPU 0" in out
     assert "tour/first@" in out
     assert "[a] step 5: estimate" in out
