@@ -215,7 +215,9 @@ def test_a_part_of_a_blob_that_began_to_go_meanwhile_is_finished_later(sqlite_si
     mark(site, at)
     assert code(part(site, 3000, 5000)) == (503, "BLOB_BEING_DELETED")
     mark(site, None)
-    assert part(site, 3000, 5000).json()["stored"]
+    again = part(site, 3000, 5000)
+    assert (code(again), again.json()["offset"]) == ((409, "UPLOAD_OFFSET_MISMATCH"), 5000), "all of it came"
+    assert part(site, 5000, 5000).json()["stored"]
 
 
 def test_what_the_store_lost_is_missing_again_and_heals(sqlite_site: Site):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from support.contents import manifest_of, publish
 from support.site import Site
@@ -19,7 +19,7 @@ from trainshed.model.content import ContentKind
 from trainshed.server import storage
 from trainshed.server.config import ContentSettings
 from trainshed.store import usage
-from trainshed.store.tables import reservations
+from trainshed.store.tables import blobs, reservations
 
 SIZE = 1000
 REFUSED = (409, "CONTENT_QUOTA_EXCEEDED")
@@ -175,6 +175,23 @@ def test_what_is_sent_under_a_digest_that_others_stored_is_answered_as_if_nobody
     assert asked.json()["missing"] == [where.rpartition("/")[2]]
     assert held.get(f"{where}/upload").json() == held.request("DELETE", f"{where}/upload").json()
     assert not list(held.services.uploads._root.iterdir())
+
+
+def test_that_what_others_sent_is_being_removed_is_told_only_to_who_has_its_bytes(held: Site):
+    held.add_project("pb")
+    where, data = blob()
+    name = where.rpartition("/")[2]
+    assert said(held.request("PUT", where, data, key=held.add_key("pb"))) == (200, "stored")
+    going = update(blobs).where(blobs.c.sha256 == name).values(deleting_at=held.clock.now)
+    held.services.database.write(lambda c: c.execute(going))
+    junk = b"x" * SIZE
+    packed = [b"%s %d\n" % (name.encode(), SIZE) + each for each in (junk, data)]
+    for door in (("PUT", where, junk), ("POST", "/v1/content/blobs", packed[0])):
+        assert said(held.request(*door)) == (409, "CONTENT_HASH_MISMATCH")
+    assert said(part(held, where, junk, 0, SIZE)) == (409, "CONTENT_HASH_MISMATCH")
+    for door in (("PUT", where, data), ("POST", "/v1/content/blobs", packed[1])):
+        assert said(held.request(*door)) == (503, "BLOB_BEING_DELETED")
+    assert said(part(held, where, data, 0, SIZE)) == (503, "BLOB_BEING_DELETED")
 
 
 def test_of_many_who_send_one_blob_at_once_no_more_are_let_in_than_there_is_room_for(

@@ -272,9 +272,13 @@ def _record(call: Call, sizes: Mapping[str, int], reservation: str | None) -> No
 
 
 def _refuse_going(call: Call, names: Collection[str]) -> None:
-    """What is stored now would go with the copy that is being removed."""
+    """What is stored now would go with the copy that is being removed.
+
+    Of what others sent that is told only once the bytes are proved: who has a digest alone learns nothing.
+    """
     with call.services.database.read() as connection:
-        if going := queue.going_blobs(connection, names):
+        own = possession.proved(connection, call.project, names)
+        if going := queue.going_blobs(connection, own):
             raise queue.blob_being_deleted(min(going))
 
 

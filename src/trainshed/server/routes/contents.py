@@ -123,6 +123,7 @@ def list_versions(call: Call, kind: str, namespace: str, name: str) -> Page[shap
             "BLOB_BEING_DELETED",
             "STORAGE_FULL",
             "STORAGE_UNAVAILABLE",
+            "UPLOAD_BUSY",
         ),
     ),
 )
