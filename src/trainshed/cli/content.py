@@ -195,7 +195,8 @@ _SHOWN = ("sha256", "problem", "message", "affected", "advice")
 def usage(session: Session) -> None:
     """Show what projects hold and their quotas; with the owner key also what could be freed.
 
-    SIZE is that of all files, STORED what they take: files that several share are stored once.
+    SIZE is that of all files, and of the manifests of what was published. STORED is what they take: files
+    that several share are stored once. PUBLISHED counts towards the QUOTA.
     """
     with session.client() as client:
         document = client.content.usage()
@@ -215,6 +216,7 @@ def gc(context: click.Context, *, dry_run: bool, wait_timeout: float | None) -> 
     """Remove what nothing needs and nobody has used for a while, now instead of within the hour.
 
     Needed is what a version that is not withdrawn, a Job, a Runner, an Artifact or a Checkpoint is made of.
+    Unfinished uploads that nobody went on with for as long are given up, too.
     """
     from trainshed.sdk.errors import WaitTimeout  # noqa: PLC0415 - click only at import time
 
