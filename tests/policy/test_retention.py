@@ -65,6 +65,7 @@ def test_both_rules_keep_what_either_keeps():
 
 def test_a_metric_that_was_never_written_costs_nothing():
     assert lost(STEPS, best=Best("loss", Mode.MIN)) == []
+    assert lost(STEPS, best=Best("loss", Mode.MIN), keep_last=1) == []
 
 
 def test_the_reason_names_the_rule_and_the_numbers():
@@ -91,8 +92,11 @@ def test_the_promised_numbers_are_kept_and_no_more_than_they(found, rules):
                 better = [bad for bad in worst_kept if bad <= _badness(each, rules.best)]
                 assert len(better) >= rules.best.keep
     most = (rules.keep_last or 0) + (rules.best.keep if rules.best else 0)
-    if rules.keep_last is not None:
-        assert len(left) <= max(most, 0)
+    unvalued = rules.best is not None and all(each.value is None for each in found)
+    if unvalued:
+        assert not gone
+    elif rules.keep_last is not None:
+        assert len(left) <= most
 
 
 @given(candidates, rules, st.randoms())
