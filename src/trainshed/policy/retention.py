@@ -38,9 +38,9 @@ def newest_first(candidates: Sequence[Candidate]) -> list[Candidate]:
 def superseded(candidates: Sequence[Candidate], rules: CheckpointRules) -> Mapping[str, str]:
     """The folders that no rule keeps, each with the reason in a sentence.
 
-    Without rules everything is kept. A metric that was never written must not cost a result: where ``best`` is
-    the only rule, a Checkpoint without a value is kept, and where none has a value, all are, whatever else is
-    said. The name of the metric may be wrong then, and which are the best is not known.
+    Without rules everything is kept. A metric that was never written must not cost a result: where ``best``
+    is the only rule, a Checkpoint without a value is kept, and where none has a value, all are, whatever else
+    is said. The name of the metric may be wrong then, and which are the best is not known.
     """
     if rules.keep_last is None and rules.best is None:
         return {}
