@@ -200,9 +200,24 @@ def each_way(way: str, path: Path) -> Iterator[LocalHarness]:
 def close_wholly(engine: LocalEngine) -> None:
     """Close an engine and wait until the fork servers of earlier ones on its folder have left too."""
     engine.close()
-    if engine._supervisors:
-        wait_until(lambda: _removed(engine._supervisors), what="the fork servers' end")
+    if group := engine._supervisors:
+        try:
+            wait_until(lambda: _removed(group), what="the fork servers' end")
+        except AssertionError as error:
+            error.add_note(f"left are {_members(group)}")
+            raise
     engine._layout.remove_parents()
+
+
+def _members(group: Path) -> list[str]:
+    """Processes of a control group: what they run and what they wait for."""
+    found = []
+    for pid in (group / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            place = Path("/proc", pid)
+            command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found.append(f"{pid} {command} {(place / 'status').read_text()} {(place / 'wchan').read_text()}")
+    return found
 
 
 def _removed(group: Path) -> bool:
