@@ -68,16 +68,19 @@ def record_unstarted(path: folder.StrPath, ended_by: str, detail: str, tree_is: 
     folder.use_reserve(path)
     folder.forget_secrets(path)
     LogWriter(os.path.join(path, folder.FRAMES), os.path.join(path, folder.INDEX), 0).close()
-    _record(path, _unstarted(ended_by, detail) | {"tree": tree_is, "usage": {}})
+    record = _unstarted(ended_by, detail) | {"tree": tree_is, "usage": {}}
+    _record(path, record, lambda: not os.path.isdir(path))
 
 
 def _unstarted(ended_by: str, detail: str) -> folder.Json:
     return {"code": None, "signal": None, "ended_by": ended_by, "detail": detail}
 
 
-def _record(path: folder.StrPath, content: folder.Json) -> None:
+def _record(path: folder.StrPath, content: folder.Json, removed: Callable[[], bool]) -> None:
     content = {**content, "finished_at": time.time()}
     for _ in range(_RECORD_TRIES):
+        if removed():
+            return  # released, perhaps since the last try: nobody is to wait for us then
         try:
             folder.record_exit(path, content)
         except OSError:
@@ -453,8 +456,7 @@ class _Attempt:
             "dropped_log_bytes": self._log.dropped_bytes,
         }
         group.remove(1.0)
-        if not self._is_removed():
-            _record(self._path, ending | {"tree": tree_is, "usage": usage})
+        _record(self._path, ending | {"tree": tree_is, "usage": usage}, self._is_removed)
 
     def _is_removed(self) -> bool:
         """Whether the attempt folder is gone, or another one has its name: nothing in that is ours."""
