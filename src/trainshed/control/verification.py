@@ -41,6 +41,16 @@ class Place:
     bytes: int = 0
     damaged: int = 0
 
+    def behind(self, sha256: str, damage: Damage | None, size: int = 0) -> Place:
+        """The place behind one more blob or manifest."""
+        return replace(
+            self,
+            after=sha256,
+            checked=self.checked + 1,
+            bytes=self.bytes + size,
+            damaged=self.damaged + (damage is not None),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Damage:
@@ -159,13 +169,7 @@ class Verification:
                     else:
                         found = progress
                 damage = self._damage(sha256, *found) if found else None
-                place = replace(
-                    place,
-                    after=sha256,
-                    checked=place.checked + 1,
-                    bytes=place.bytes + (size or 0),
-                    damaged=place.damaged + (damage is not None),
-                )
+                place = place.behind(sha256, damage, size or 0)
                 if damage is not None or time.monotonic() - told >= _TELL_SECONDS:
                     told = time.monotonic()
                     yield Step(place, damage)
@@ -179,12 +183,7 @@ class Verification:
                 return place
             for sha256 in some:
                 damage = self._damage(sha256, "missing", _NOT_RECORDED)
-                place = replace(
-                    place,
-                    after=sha256,
-                    checked=place.checked + 1,
-                    damaged=place.damaged + (damage is not None),
-                )
+                place = place.behind(sha256, damage)
                 if damage is not None:
                     yield Step(place, damage)
 
@@ -225,12 +224,7 @@ class Verification:
             for sha256, kind in some:
                 problem = self._manifest_problem(sha256, kind)
                 damage = self._damage(sha256, "manifest", problem) if problem else None
-                place = replace(
-                    place,
-                    after=sha256,
-                    checked=place.checked + 1,
-                    damaged=place.damaged + (damage is not None),
-                )
+                place = place.behind(sha256, damage)
                 if damage is not None:
                     yield Step(place, damage)
             yield Step(place)
