@@ -22,8 +22,8 @@ DELIVERY_SECONDS = 15.0
 """How long the server is given to write them itself; after that this program downloads them."""
 _LISTED = 20
 _NEWEST = 0
-_WROTE_NONE = "There are no files: it wrote none."
 """Stands for the newest checkpoint; they are counted from 1."""
+_WROTE_NONE = "There are no files: it wrote none."
 
 
 @click.command()

@@ -124,13 +124,14 @@ def test_outputs_of_a_job_that_no_provider_took_are_not_waited_for(gpu, new_proj
     options = "provider_options: {local: {python: /no/venv/bin/python}}\n"
     folder = new_project({"gpu.yaml": options})
     short = gpu.json("run", "--smoke", "train.py", folder=folder)["job"]["short_id"]
-    assert gpu("cancel", short).status == 0
+    gpu("cancel", short)  # if it has not been given up by then
     begun = time.monotonic()
     fetched = gpu("fetch", short)
     assert fetched.out.strip() == "There are no files: it wrote none."
     assert time.monotonic() - begun < DELIVERY_SECONDS
     job = gpu.json("status", short)["job"]
-    assert (job["state"], job["accepted_attempts"]) == ("cancelled", 0)
+    assert job["state"] in {"cancelled", "failed"}
+    assert job["accepted_attempts"] == 0
 
 
 def test_a_dry_run_tells_what_run_would_do_and_creates_nothing(gpu, new_project):

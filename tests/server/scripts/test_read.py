@@ -395,7 +395,9 @@ def test_a4_outputs_are_listed_by_path_and_can_be_asked_for(module_site, job):
     assert module_site.post(f"/v1/scripts/{job['id']}/fetch", {}).json()["asked"] is True
     database.write(lambda c: scripts.change(c, job["trial_id"], {"outputs_fetched": True}))
     assert module_site.post(f"/v1/scripts/{job['id']}/fetch", {}).json()["asked"] is False
-    assert module_site.post(f"/v1/scripts/{job['id']}/fetch", {"refetch": True}).json()["asked"] is True
+    again = module_site.post(f"/v1/scripts/{job['id']}/fetch", {"refetch": True}).json()
+    assert again["asked"] is True
+    assert again["job"]["outputs_fetched"] is False, "who waits for them waits for those that come now"
     assert module_site.post(f"/v1/scripts/{job['id']}/fetch", {"again": 1}).status_code == 422
 
 

@@ -67,8 +67,12 @@ class ScriptOperations:
             job, _, script = require(connection, viewer, reference)
             if script.provider is None or (script.outputs_fetched and not again):
                 return job.id, False
+            # Whoever waits for what is brought again waits for those that are brought now.
+            wanted: dict[str, float | bool] = {"outputs_fetched": False} if again else {}
             if script.fetch_requested_at is None:
-                scripts.change(connection, script.trial_id, {"fetch_requested_at": now})
+                wanted |= {"fetch_requested_at": now}
+            if wanted:
+                scripts.change(connection, script.trial_id, wanted)
             return job.id, True
 
         return self._database.write(store)
