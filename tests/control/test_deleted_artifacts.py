@@ -242,6 +242,8 @@ def test_housekeeping_deletes_what_is_past_its_time(tmp_path, database, monkeypa
         job = d.submit(d.publish(outputs=OUT), "trained")
         d.settle(job)
         d.run_until(lambda: gone(d, job) == {"out/a"})
+        [row] = outputs(d, job).values()
+        assert row.deletion == "deleted by artifacts.retention_days = 0.0001"
     finally:
         d.close()
 

@@ -215,6 +215,7 @@ def test_P3_a_shim_killed_while_podman_makes_its_container_starts_user_code_at_m
 
 
 def _kill_the_shim(contained: ImageHarness, window: str) -> None:
+    """Kill it in that window, launch again, and assert what both tests promise."""
     launch = contained.launch("attempt-1", Behaviour.RUNS_UNTIL_STOPPED)
     contained.engine.launch(launch)
     wait_until(lambda: list(contained.folder("attempt-1").glob(window)))

@@ -79,6 +79,7 @@ def _lost_while_made(harness: ImageHarness) -> None:
 
 
 def _released(harness: ImageHarness) -> None:
+    """Assert that it started once, and that its release is proved and leaves nothing."""
     assert harness.engine.release("attempt-1").confirmed
     assert harness.starts("attempt-1") == 1
     assert harness.containers() == []
