@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+if TYPE_CHECKING:
+    from cryptography.fernet import MultiFernet
+
+_KEY_BYTES = 32
 
 
 class SealBroken(Exception):
@@ -24,11 +32,19 @@ class Seal:
     def __init__(self, *keys: str) -> None:
         if not keys:
             raise ValueError("a seal needs a key")
-        self._fernet = MultiFernet([Fernet(key) for key in keys])
+        for key in keys:
+            _check(key)
+        self._keys = keys
         self.fingerprint = hashlib.sha256(b"trainshed seal " + keys[0].encode()).hexdigest()[:16]
         """Says which key seals, and nothing about it."""
         self.digest_key = hashlib.sha256(b"trainshed digests " + keys[-1].encode()).digest()
         """For keyed digests of hidden values. Of the oldest key: a new one must not change digests."""
+
+    @cached_property
+    def _fernet(self) -> MultiFernet:
+        from cryptography.fernet import Fernet, MultiFernet  # noqa: PLC0415 - 7 MB that many servers never need
+
+        return MultiFernet([Fernet(key) for key in self._keys])
 
     def seal(self, values: Mapping[str, str]) -> str | None:
         """The sealed text; ``None`` where there is nothing to hide."""
@@ -40,6 +56,8 @@ class Seal:
         """What `seal` was given. Raises `SealBroken`."""
         if sealed is None:
             return {}
+        from cryptography.fernet import InvalidToken  # noqa: PLC0415 - as above
+
         try:
             return dict(json.loads(self._fernet.decrypt(sealed.encode())))
         except InvalidToken:
@@ -57,11 +75,11 @@ def read_or_create_keys(path: Path) -> tuple[str, ...]:
         keys = tuple(path.read_text(encoding="ascii").split())
         if keys:
             for key in keys:
-                Fernet(key)
+                _check(key)
             return keys
         # A crash came between creating the file and writing it; nothing was sealed yet.
         fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW)
-    key = Fernet.generate_key().decode()
+    key = base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.write(key + "\n")
         file.flush()
@@ -72,3 +90,13 @@ def read_or_create_keys(path: Path) -> tuple[str, ...]:
     finally:
         os.close(folder)
     return (key,)
+
+
+def _check(key: str) -> None:
+    """Raises `ValueError` for what is no Fernet key."""
+    try:
+        right = len(base64.urlsafe_b64decode(key)) == _KEY_BYTES
+    except (binascii.Error, ValueError):
+        right = False
+    if not right:
+        raise ValueError(f"a key is {_KEY_BYTES} bytes in base64 (with - and _), one on a line")

@@ -12,9 +12,6 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
 from trainshed.engines.contract import Ssh
 
 _FILE = "keys.json"
@@ -85,7 +82,15 @@ def _make_ssh(members: int) -> Ssh:
 
 
 def _pair() -> tuple[str, str]:
-    key = Ed25519PrivateKey.generate()
+    from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415 - 7 MB; most tasks log in nowhere
+    from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415 - as above
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
+
+    key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return private.decode(), public.decode()
