@@ -338,6 +338,15 @@ def change_replica(connection: Connection, attempt_id: str, rank: int, values: M
     )
 
 
+def change_replicas(connection: Connection, attempt_id: str, *, before: str, after: str) -> None:
+    """Let the members that are in the state ``before`` be in ``after``."""
+    connection.execute(
+        update(replicas)
+        .where(replicas.c.attempt_id == attempt_id, replicas.c.state == before)
+        .values(state=after)
+    )
+
+
 def take_reports(connection: Connection, attempt_id: str, rank: int, *, after: int, upto: int) -> bool:
     """Count reports ``after + 1`` to ``upto`` of a member as told; ``False`` if somebody did already."""
     changed = connection.execute(

@@ -17,12 +17,14 @@ from support.prepared import READS_PROFILES, profile_of
 from support.waiting import wait_until
 from trainshed.content.blobs import FolderBlobStore
 from trainshed.content.local import LocalContent
-from trainshed.engines.fake import Script
+from trainshed.engines.fake import ImageScript, Script
 from trainshed.model.content import ContentKind
 from trainshed.model.states import AllocationState, State
 from trainshed.model.training.spec import Mount, MountType
+from trainshed.server.task_views import shown
 from trainshed.store import jobs
 
+IMAGE = "registry.example/team/train@sha256:" + "5" * 64
 FILES = {"a.txt": b"one", "train/b.txt": b"two"}
 PIECES = 4
 LARGE = {"large.bin": b"x" * PIECES * Slow.PIECE}
@@ -52,12 +54,17 @@ def threaded(slow: Slow, site: Callable[..., GangDeployment]) -> GangDeployment:
 
 
 def create(
-    d: GangDeployment, files: dict[str, bytes], sub_path: str | None = None, *, at: str = "/mnt/data"
+    d: GangDeployment,
+    files: dict[str, bytes],
+    sub_path: str | None = None,
+    *,
+    at: str = "/mnt/data",
+    image: str | None = None,
 ) -> str:
-    """A task that mounts a Dataset with these files, as the door accepts it."""
+    """A task that mounts a Dataset with these files, as the door accepts it; an ``image`` comes first."""
     made = d.publish_content(ContentKind.DATASETS, "team/words", files)
     mount = Mount(MountType.DATASET, "team/words@1", at, sub_path, read_only=True)
-    job = d.create(task(mounts=(mount,)))
+    job = d.create(task(mounts=(mount,), image=image or "host"), image=image)
     row = {
         "trial_id": d.trial(job).id,
         "role": f"mount:{at}",
@@ -103,6 +110,28 @@ def test_C11_how_far_a_content_is_brought_is_told_while_its_task_prepares(
     slow.give(PIECES)
     until(threaded, lambda: threaded.trial(job).state is State.RUNNING)
     assert told(threaded, job)[-1] == "Prepared in 2.0 s."
+    threaded.stop(job)
+    until(threaded, lambda: threaded.facts(job).settled)
+
+
+def test_c1_the_state_tells_whether_the_image_is_pulled_or_what_is_mounted_is_brought(
+    threaded: GangDeployment, slow: Slow
+):
+    threaded.engine.script_image(IMAGE, ImageScript(seconds=5.0))
+    job = create(threaded, LARGE, image=IMAGE)
+
+    def page() -> tuple[str, str | None, set[str]]:
+        seen = shown(threaded.task(job), threaded.trial(job), (), threaded.now())
+        return seen.word, seen.sub_state, {each.state for each in threaded.replicas(job)}
+
+    until(threaded, lambda: threaded.world.prepared[IMAGE])
+    assert page() == ("PullingImage", "pulling", {"Pulling"})
+    threaded.pass_time(5.0)
+    until(threaded, lambda: slow.asked.acquire(blocking=False))
+    assert page() == ("Starting", "content", {"Starting"})
+    slow.give(PIECES)
+    until(threaded, lambda: threaded.trial(job).state is State.RUNNING)
+    assert page() == ("Running", None, {"Running"})
     threaded.stop(job)
     until(threaded, lambda: threaded.facts(job).settled)
 

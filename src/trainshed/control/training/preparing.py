@@ -23,8 +23,10 @@ from trainshed.control.progress import Progress, mended_by, name_of, named
 from trainshed.control.training.frozen import spec_of
 from trainshed.control.training.mounted import SUB_PATH_UNKNOWN
 from trainshed.engines.contract import Engine, EngineError, Mount
+from trainshed.model.states import State
 from trainshed.model.training.catalog import Catalog
 from trainshed.model.training.spec import MountType, TaskSpec
+from trainshed.model.training.words import ReplicaState
 from trainshed.store import events, gangs, jobs, moves
 from trainshed.store.database import Connection, Database
 from trainshed.store.gangs import Gang
@@ -32,6 +34,9 @@ from trainshed.store.records import TrialContent
 
 PULL_FAILED = "IMAGE_PULL_FAILED"
 PULLING, RETRY = "IMAGE_PULLING", "IMAGE_PULL_RETRY"
+PULLS, BRINGS = "pulling", "content"
+"""Stages of a task that prepares: its image is pulled; its image is here, and what it mounts is brought."""
+_PULLING, _STARTING = ReplicaState.PULLING.value, ReplicaState.STARTING.value
 _ACTOR = "controller"
 
 log = structlog.get_logger(__name__)
@@ -136,6 +141,8 @@ class GangPreparer:
         self, gang: Gang, spec: TaskSpec, catalog: Catalog, cancelled: Callable[[], bool]
     ) -> tuple[Mount, ...]:
         used = self._contents(gang.trial.id)
+        if used and not cancelled():
+            self._tell_bringing(gang)
         told = Progress(self._database, gang.trial, self._clock)
         found = []
         for each in spec.mounts:
@@ -190,12 +197,27 @@ class GangPreparer:
             if gangs.count_events(connection, gang.trial.id, PULLING, since=gang.allocation.held_at) == 0:
                 message = f"Bringing the image {gang.trial.image_requested} to the nodes."
                 events.record(connection, [self._event(gang, PULLING, message, now)])
+            _note_stage(connection, gang, PULLS)
+
+        self._database.write(store)
+
+    def _tell_bringing(self, gang: Gang) -> None:
+        def store(connection: Connection) -> None:
+            moves.lock_jobs(connection, [gang.trial.job_id])
+            _note_stage(connection, gang, BRINGS)
+            gangs.change_replicas(connection, gang.attempt_id, before=_PULLING, after=_STARTING)
 
         self._database.write(store)
 
     @staticmethod
     def _event(gang: Gang, code: str, message: str, at: float, level: str = "info") -> events.NewEvent:
         return events.NewEvent(gang.trial.job_id, gang.trial.id, at, _ACTOR, code, message, level=level)
+
+
+def _note_stage(connection: Connection, gang: Gang, stage: str) -> None:
+    """Let the state shown say what goes on (c1); a gang that runs, and grows, shows none of it."""
+    if gang.trial.state is State.PREPARING:
+        gangs.change_task(connection, gang.trial.id, {"stage": stage})
 
 
 def _within(tree: Path, sub_path: str | None) -> Path:
