@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.agent_jobs import GOES_ON, SHOW, cancelled, ended, fetched, notes
+from support.agent_jobs import GOES_ON, SHOW, cancelled, ended, fetched, notes, submitted
 from support.agents import GPU, Agent
 from support.projects import write
 from support.waiting import wait_until
+from trainshed import Client
+from trainshed.model.words import counted
 
 
 def test_G4_G38_G45_G47_G53_G82_a_quick_test_runs_here_and_its_outputs_come_back(agent, new_project):
@@ -229,6 +231,20 @@ def test_G37_G41_a_short_id_names_a_job_everywhere_and_a_cancel_is_final(agent, 
     assert "nothing changed" in again["message"]
     words = [e["to"] for e in ended(agent, short)["events"] if e["kind"] == "transition"]
     assert words[-2:] == ["cancelling", "cancelled"]
+
+
+def test_a4_outputs_that_were_deleted_count_as_neither_there_nor_brought(server, agent, new_project):
+    writes = "import gpu, os\nfor name in 'ab':\n    open(os.path.join(gpu.output_dir(), name), 'w').write(name)\n"
+    folder = new_project({"two.py": writes})
+    short, answer = submitted(agent, folder, script="two.py", smoke=True)
+    fetched(agent, short)
+    with Client(server.url, server.key) as client:
+        for name, left in (("outputs/a", 1), ("outputs/b", 0)):
+            client.artifacts.delete_of_job(answer["job"]["id"], name=name)
+            found = agent.call("gpu_fetch", ref=short)
+            assert (found["files"], found["outputs"]["count"], found["outputs"]["bytes"]) == (left,) * 3
+            assert (len(found["outputs"]["listing"]), found["outputs"]["deleted"]) == (left, 2 - left)
+            assert f"{counted(2 - left, 'file')} deleted" in found["message"]
 
 
 def test_G82_doctor_names_what_is_missing_for_the_rest(server):

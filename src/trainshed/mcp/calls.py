@@ -145,7 +145,9 @@ class Calls:
         if given["refetch"] or not job["outputs_fetched"]:
             client.scripts.fetch(job["short_id"], refetch=given["refetch"])
             job = self._waited(ask, job, given["wait_s"], lambda now: bool(now["outputs_fetched"]))
-        listed = client.scripts.outputs(job["short_id"]).raw["items"]
+        items = client.scripts.outputs(job["short_id"]).raw["items"]
+        listed = [each for each in items if each.get("upload_state") != "deleted"]
+        deleted = len(items) - len(listed)
         shown = [{"path": each["path"], "bytes": each["bytes"]} for each in listed[:MOST_LISTED]]
         outputs: dict[str, Any] = {
             "count": len(listed),
@@ -154,12 +156,14 @@ class Calls:
         }
         if len(listed) > len(shown):
             outputs["listing_truncated"] = True
+        if deleted:
+            outputs["deleted"] = deleted
         fetched = bool(job["outputs_fetched"])
         more = {
             "fetched": fetched,
             "outputs_dir": job["outputs_dir"],
             "files": len(listed),
-            "message": _brought(job, len(listed))
+            "message": _brought(job, len(listed), deleted)
             if fetched
             else "They are still being brought; call gpu_fetch again.",
             "outputs": outputs,
@@ -286,7 +290,11 @@ def _cut(lines: list[str], *, from_end: bool) -> tuple[list[str], int]:
     return kept[::-1], len(short) - len(kept)
 
 
-def _brought(job: Mapping[str, Any], files: int) -> str:
+def _brought(job: Mapping[str, Any], files: int, deleted: int) -> str:
+    gone = f"{counted(deleted, 'file')} deleted" if deleted else ""
     if files:
-        return f"{counted(files, 'file')} brought to {job['outputs_dir']}."
+        said = f"{counted(files, 'file')} brought to {job['outputs_dir']}"
+        return f"{said}; {gone} on the server." if gone else f"{said}."
+    if gone:
+        return f"The server has no files any more: {gone}."
     return "It wrote no files." if job["started_at"] else "It never ran, so it wrote nothing."
