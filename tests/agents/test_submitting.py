@@ -234,7 +234,9 @@ def test_G37_G41_a_short_id_names_a_job_everywhere_and_a_cancel_is_final(agent, 
 
 
 def test_a4_outputs_that_were_deleted_count_as_neither_there_nor_brought(server, agent, new_project):
-    writes = "import gpu, os\nfor name in 'ab':\n    open(os.path.join(gpu.output_dir(), name), 'w').write(name)\n"
+    writes = (
+        "import gpu, os\nfor name in 'ab':\n    open(os.path.join(gpu.output_dir(), name), 'w').write(name)\n"
+    )
     folder = new_project({"two.py": writes})
     short, answer = submitted(agent, folder, script="two.py", smoke=True)
     fetched(agent, short)
