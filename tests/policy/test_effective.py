@@ -38,9 +38,10 @@ def ask(gpu_type=None, timeout=None, **counts):
     )
 
 
-def result(request, runner=None, policy=None, nodes=(BIG, SMALL)):
+def result(request, runner=None, policy=None, nodes=(BIG, SMALL), **options):
+    policy = policy or ServerPolicy()
     return effective_resources(
-        request, runner or Declared(), policy or ServerPolicy(), Fleet(nodes), path="trials[0].spec"
+        request, runner or Declared(), policy, Fleet(nodes), path="trials[0].spec", **options
     )
 
 
@@ -177,6 +178,53 @@ def test_all_faults_come_at_once():
     assert codes == {"INVALID_EXECUTION_CONFIG", "UNSUPPORTED_HARDWARE"}
 
 
+def test_one_fault_hides_none_of_another_value():
+    asked = ask("B200", gpus=9, cpus=65, timeout=604_801)
+    found = result(asked, nodes=[BIG, SMALL], limits=ProjectLimits(max_gpus=8))[1]
+    assert [(fault.path.removeprefix("trials[0].spec"), fault.code) for fault in found] == [
+        (".timeout_seconds", "INVALID_EXECUTION_CONFIG"),
+        (".resources.gpu_type", "UNSUPPORTED_HARDWARE"),
+        (".resources.gpus", "UNSUPPORTED_HARDWARE"),
+        (".resources.cpus", "UNSUPPORTED_HARDWARE"),
+        (".resources.gpus", "TRAIN_JOB_CAPACITY_EXCEEDED"),
+    ]
+    # Neither a GPU type that nobody has nor too many GPUs make an amount wrong that some node has.
+    assert [fault[0] for fault in refused(ask("B200", gpus=1, cpus=64))] == [".resources.gpu_type"]
+    assert [fault[0] for fault in refused(ask("H100", gpus=9, cpus=64))] == [".resources.gpus"]
+
+
+@pytest.mark.parametrize(
+    ("unread", "asked", "told"),
+    [
+        ({"gpus"}, ask("B200", cpus=65), {"gpu_type", "cpus"}),
+        ({"gpus"}, ask("H100", cpus=64), set()),
+        ({"gpu_type"}, ask(gpus=9, cpus=65), {"gpus", "cpus"}),
+        ({"gpu_type"}, ask(gpus=2, cpus=64), set()),
+        ({"cpus"}, ask("A100", gpus=3, memory_mb=2**30), {"gpus", "memory_mb"}),
+        ({"timeout_seconds"}, ask("H100", gpus=9), {"gpus"}),
+        ({"gpus", "gpu_type", "cpus"}, ask(memory_mb=1024), set()),
+    ],
+)
+def test_of_a_malformed_request_what_could_be_read_is_judged_and_nothing_in_place_of_the_rest(
+    unread, asked, told
+):
+    impossible = {"gpu_type": "B200", "gpus": 64, "cpus": 1000}
+    in_their_place = {key: value for key, value in impossible.items() if key in unread}
+    runner = Declared({"gpus": 1} | in_their_place, 10**9 if "timeout_seconds" in unread else None)
+    found, faults = result(asked, runner, unread=unread)
+    assert found is None
+    assert {fault.path.rpartition(".")[2] for fault in faults} == told
+
+
+def test_without_its_runner_what_a_trial_names_itself_is_judged():
+    unread = {"cpus", "memory_mb", "storage_mb", "shm_mb", "gpus"}
+    found, faults = effective_resources(
+        ask("B200", timeout=10**9), None, ServerPolicy(), Fleet([BIG]), unread=unread
+    )
+    assert found is None
+    assert {fault.path for fault in faults} == {"spec.timeout_seconds", "spec.resources.gpu_type"}
+
+
 def test_A12_without_any_node_the_gpu_is_unavailable_at_the_moment():
     ((path, code, _),) = refused(ask("H100", gpus=1), nodes=[])
     assert (path, code) == (".resources", "RUNNER_GPU_UNAVAILABLE")
@@ -200,11 +248,12 @@ def test_every_fault_has_a_code_of_the_catalogue():
         assert Refusal(faults).code != "INVALID_SPEC"
 
 
-TWO_HOURS = EffectiveResources("H100", Amounts(gpus=4), timeout_seconds=7200)
+TWO_HOURS = (4, 7200)
+"""GPUs, and seconds of each."""
 
 
 def quota(limits, funds=UNLIMITED):
-    return [(fault.path, fault.code) for fault in quota_faults(TWO_HOURS, limits, funds)]
+    return [(fault.path, fault.code) for fault in quota_faults(*TWO_HOURS, limits, funds)]
 
 
 def test_E36_a_limit_that_can_never_admit_one_trial_is_refused():
@@ -232,7 +281,7 @@ def test_what_running_trials_have_spent_does_not_come_back():
 
 def test_both_refusals_come_at_once_and_the_first_by_the_contracts_order_leads():
     poor = Account(budget=0, used=0, spent=0, reserved=0)
-    refusal = Refusal(quota_faults(TWO_HOURS, ProjectLimits(max_gpus=1), poor))
+    refusal = Refusal(quota_faults(*TWO_HOURS, ProjectLimits(max_gpus=1), poor))
     assert (refusal.code, refusal.status) == ("TRAIN_JOB_CAPACITY_EXCEEDED", 409)
     assert len(refusal.faults) == 2
 

@@ -234,6 +234,33 @@ def test_all_faults_are_answered_at_once_the_most_important_first(sqlite_site: S
     assert answer["errors"][2]["path"] == "spec.runner"
 
 
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"resources": {"gpu_type": "NOPE", "gpus": 1}, "timeout": "zz"}, {"timeout", "resources.gpu_type"}),
+        ({"resources": {"gpus": "x", "gpu_type": "NOPE"}}, {"resources.gpus", "resources.gpu_type"}),
+        ({"resources": {"gpus": 9, "gpu_type": 7}}, {"resources.gpus", "resources.gpu_type"}),
+        (
+            {"resources": {"gpus": 1, "memory_mb": "x", "cpus": 10**6}, "timeout_seconds": 10**7},
+            {"resources.memory_mb", "resources.cpus", "timeout_seconds"},
+        ),
+        ({"resources": [], "timeout_seconds": 10**7}, {"resources", "timeout_seconds"}),
+        # `gpu` may mean the count, so that none is missed; nor is any other value judged that nobody gave.
+        ({"resources": {"gpu": 1}}, {"resources.gpu"}),
+        ({"resources": {"gpu": 1, "gpu_type": "NOPE"}}, {"resources.gpu", "resources.gpu_type"}),
+        (
+            {"runner": "no/body@main", "resources": {"gpus": 9}, "timeout_seconds": 10**7},
+            {"runner", "resources.gpus", "timeout_seconds"},
+        ),
+        ({"runner": "no/body@main", "resources": {}}, {"runner"}),
+        ({"runner": 7, "resources": {"gpu_type": "NOPE"}}, {"runner", "resources.gpu_type"}),
+    ],
+)
+def test_what_no_node_can_give_is_told_beside_what_is_malformed(module_site: Site, spec, told):
+    answer = module_site.post("/v1/jobs", submission(**spec))
+    assert {fault["path"].removeprefix("spec.") for fault in answer.json()["errors"]} == told
+
+
 def test_a_body_with_thousands_of_faults_answers_at_most_8192_bytes(sqlite_site: Site):
     document = {**submission(), **{f"unknown-{'k' * 300}-{n}": 1 for n in range(2000)}}
     answer = sqlite_site.post("/v1/jobs", document)

@@ -7,8 +7,9 @@ request (E3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from trainshed import __version__
@@ -34,14 +35,13 @@ from trainshed.model.runner import RUN_COMMAND, RunnerDefinition
 from trainshed.model.selectors import Selector
 from trainshed.model.states import OutputStatus, State
 from trainshed.model.strict_json import canonical_json
-from trainshed.model.submission import UNREAD, Submission, TrialRequest, read_submission
+from trainshed.model.submission import RESOURCE_KEYS, UNREAD, Submission, TrialRequest, read_submission
 from trainshed.policy.budget import Account, ProjectLimits, RunningTrial, account
 from trainshed.policy.effective import (
+    TIMEOUT,
     EffectiveResources,
-    Fleet,
     ServerPolicy,
     effective_resources,
-    quota_faults,
 )
 from trainshed.policy.waiting import rank
 from trainshed.store import access, contents, jobs, moves, queue, runners, scripts
@@ -159,8 +159,13 @@ class Acceptance:
     ) -> list[_Frozen]:
         """Everything decided; raises `Refusal` with every fault, ``malformed`` among them."""
         faults = FaultList(list(malformed))
-        fleet = self._fleet.read(connection)
-        funds = project_account(connection, project, now=self._clock())
+        judge = partial(
+            effective_resources,
+            policy=self._policy,
+            fleet=self._fleet.read(connection),
+            limits=project_limits(project),
+            funds=project_account(connection, project, now=self._clock()),
+        )
         known = Lookups()
         resolved: dict[Selector, tuple[Revision, str | None] | Refusal] = {}
         frozen = []
@@ -175,15 +180,16 @@ class Acceptance:
                     faults.faults += [replace(fault, path=f"{path}.{fault.path}") for fault in found.faults]
                 self._profiles.freeze(connection, principal, request, None, known, faults)
                 freeze_checkpoint(connection, project.id, request, None, faults)
+                unread = _not_given(request) | _unread(request, malformed)
+                faults.faults += judge(request, None, unread=unread, path=path)[1]
                 continue
             revision, source_ref = found
             definition = self._snapshots.definition(revision.snapshot_sha256, revision.definition)
             faults.faults += _runner_faults(request, definition, path)
             profile = self._profiles.freeze(connection, principal, request, definition, known, faults)
             resumed = freeze_checkpoint(connection, project.id, request, definition, faults)
-            if any(fault.path.startswith((f"{path}.resources", f"{path}.timeout")) for fault in malformed):
-                continue  # with defaults in their place the others would be judged as nobody asked for them
-            resources = self._resources(request, definition, fleet, project, funds, path, faults)
+            resources, ill = judge(request, definition, unread=_unread(request, malformed), path=path)
+            faults.faults += ill
             if resources is not None:
                 frozen.append(
                     _Frozen(
@@ -223,22 +229,6 @@ class Acceptance:
         except Refusal as refusal:
             return refusal
         return revision, source_ref
-
-    def _resources(
-        self,
-        request: TrialRequest,
-        definition: RunnerDefinition,
-        fleet: Fleet,
-        project: Project,
-        funds: Account,
-        path: str,
-        faults: FaultList,
-    ) -> EffectiveResources | None:
-        resources, found = effective_resources(request, definition, self._policy, fleet, path=path)
-        faults.faults += found
-        if resources is not None:
-            faults.faults += quota_faults(resources, project_limits(project), funds, path=path)
-        return resources
 
     def _rows(
         self, principal: Principal, project: Project, submission: Submission, frozen: list[_Frozen]
@@ -360,6 +350,30 @@ def project_account(connection: Connection, project: Project, *, now: float) -> 
 def _variables(item: _Frozen) -> dict[str, str]:
     given = {} if item.request.command is None else {RUN_COMMAND: item.request.command}
     return item.definition.variables(given)
+
+
+def _not_given(request: TrialRequest) -> set[str]:
+    """What a Trial leaves to its Runner: keys of ``resources``, and ``timeout_seconds``."""
+    given = set(request.counts)
+    given |= set() if request.gpu_type is None else {"gpu_type"}
+    given |= set() if request.timeout_seconds is None else {TIMEOUT}
+    return {*RESOURCE_KEYS, TIMEOUT} - given
+
+
+def _unread(request: TrialRequest, malformed: Iterable[Fault]) -> set[str]:
+    """What of a Trial's resources is malformed, and what may be meant by a key that is.
+
+    Judged with defaults in their place it would be as nobody asked for it.
+    """
+    found: set[str] = set()
+    resources = f"{request.path}.resources"
+    for fault in malformed:
+        if fault.path.startswith(f"{request.path}.timeout"):
+            found.add(TIMEOUT)
+        elif fault.path.startswith(resources):
+            key = fault.path.removeprefix(f"{resources}.")
+            found |= {key} if key in RESOURCE_KEYS else _not_given(request) - {TIMEOUT}
+    return found
 
 
 def _runner_faults(request: TrialRequest, definition: RunnerDefinition, path: str) -> list[Fault]:

@@ -6,17 +6,19 @@ the Trial; later changes of Runner or policy do not touch it (E31).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from trainshed.model.errors import Fault
 from trainshed.model.resources import Amounts, Node
 from trainshed.model.submission import RESOURCE_COUNTS, TrialRequest
-from trainshed.policy.budget import Account, ProjectLimits, gpu_hours_text, worst_case
+from trainshed.policy.budget import UNLIMITED, Account, ProjectLimits, gpu_hours_text, worst_case
 from trainshed.policy.gpus import matching_models, nearest_models
 
 DAY_SECONDS = 86_400
+TIMEOUT = "timeout_seconds"
+_NO_LIMITS = ProjectLimits()
 _CONFIG = "INVALID_EXECUTION_CONFIG"
 _HARDWARE = "UNSUPPORTED_HARDWARE"
 _NAMES: Mapping[str, str] = {
@@ -128,9 +130,8 @@ class Fleet:
         )
         return f"this server has: {listed}"
 
-    def nodes_with(self, gpu_type: str, gpus: int) -> list[tuple[str, Amounts]]:
-        """One node of each shape that has ``gpus`` GPUs of one model that ``gpu_type`` means."""
-        models = matching_models(gpu_type, self.models)
+    def nodes_with(self, models: Collection[str], gpus: int) -> list[tuple[str, Amounts]]:
+        """One node of each shape that has ``gpus`` GPUs of one of these models."""
         return [
             (name, amounts)
             for counts, amounts, name in self._shapes
@@ -140,37 +141,45 @@ class Fleet:
 
 def effective_resources(
     request: TrialRequest,
-    runner: RunnerDefaults,
+    runner: RunnerDefaults | None,
     policy: ServerPolicy,
     fleet: Fleet,
     *,
+    limits: ProjectLimits = _NO_LIMITS,
+    funds: Account = UNLIMITED,
+    unread: Collection[str] = (),
     path: str = "spec",
 ) -> tuple[EffectiveResources | None, tuple[Fault, ...]]:
-    """The effective resources of ``request``, or every reason why there are none.
+    """The effective resources of ``request``, or every reason why there are none, `quota_faults` among them.
 
-    ``path`` is that of the Trial's spec in the request (``trials[0].spec``); faults name fields below it.
+    ``unread`` names what could not be read of a request at fault: keys of ``resources``, and
+    ``timeout_seconds``. Nothing is put in its place, and what depends on it is not judged. ``runner`` is
+    ``None`` where it is not known. ``path`` is that of the Trial's spec in the request (``trials[0].spec``);
+    faults name fields below it.
     """
     faults: list[Fault] = []
+    declared = {} if runner is None else runner.resources
     values: dict[str, int] = {}
     sources: dict[str, str] = {}
     for key in RESOURCE_COUNTS:
         found = _first(
             (request.counts.get(key), ""),
-            (runner.resources.get(key), " (from the Runner)"),
+            (declared.get(key), " (from the Runner)"),
             (getattr(policy, key), " (from server policy)"),
         )
-        if found is not None:
+        if found is not None and key not in unread:
             values[key], sources[key] = int(found[0]), found[1]
-    kind = _first((request.gpu_type, ""), (runner.resources.get("gpu_type"), ""), (policy.gpu_type, ""))
-    gpu_type = None if kind is None else str(kind[0])
-    if gpu_type is None and len(fleet.models) == 1:
+    kind = _first((request.gpu_type, ""), (declared.get("gpu_type"), ""), (policy.gpu_type, ""))
+    gpu_type = None if kind is None or "gpu_type" in unread else str(kind[0])
+    if gpu_type is None and "gpu_type" not in unread and len(fleet.models) == 1:
         gpu_type = next(iter(fleet.models))
     timeout, said = _first(
         (request.timeout_seconds, ""),
-        (runner.timeout_seconds, " (from the Runner)"),
+        (None if runner is None else runner.timeout_seconds, " (from the Runner)"),
         (policy.timeout_seconds, " (from server policy)"),
     ) or (policy.timeout_seconds, "")
-    if int(timeout) > policy.max_timeout_seconds:
+    seconds = None if TIMEOUT in unread else int(timeout)
+    if seconds is not None and seconds > policy.max_timeout_seconds:
         faults.append(
             Fault(
                 f"{path}.timeout_seconds",
@@ -178,18 +187,17 @@ def effective_resources(
                 f"a timeout of {timeout} s{said} is above the maximum here, {policy.max_timeout_seconds} s",
             )
         )
-    faults += _gpu_request_faults(gpu_type, values.get("gpus"), fleet, path)
-    if gpu_type is None or "gpus" not in values:
+    faults += _gpu_request_faults(gpu_type, values.get("gpus"), fleet, unread, path)
+    faults += _hardware_faults(gpu_type, values, sources, fleet, policy, path)
+    faults += quota_faults(values.get("gpus"), seconds, limits, funds, path=path)
+    if faults or gpu_type is None or seconds is None or len(values) < len(RESOURCE_COUNTS):
         return None, tuple(faults)
-    amounts = Amounts(**values)
-    faults += _hardware_faults(gpu_type, amounts, sources, fleet, policy, path)
-    if faults:
-        return None, tuple(faults)
-    return EffectiveResources(gpu_type, amounts, int(timeout)), ()
+    return EffectiveResources(gpu_type, Amounts(**values), seconds), ()
 
 
 def quota_faults(
-    wanted: EffectiveResources,
+    gpus: int | None,
+    timeout_seconds: int | None,
     limits: ProjectLimits,
     funds: Account,
     *,
@@ -197,19 +205,22 @@ def quota_faults(
 ) -> tuple[Fault, ...]:
     """Why the project's limits can never admit this Trial; empty if it can run now or later (E36, E59).
 
-    A limit that is only used up at the moment is no fault: the Trial waits.
+    A limit that is only used up at the moment is no fault: the Trial waits. ``None`` is a value that is not
+    known; limits of it are not looked at.
     """
     faults: list[Fault] = []
-    gpus, capacity = wanted.amounts.gpus, "TRAIN_JOB_CAPACITY_EXCEEDED"
-    if limits.max_gpus is not None and gpus > limits.max_gpus:
+    capacity = "TRAIN_JOB_CAPACITY_EXCEEDED"
+    if limits.max_gpus is not None and gpus is not None and gpus > limits.max_gpus:
         message = f"one Trial wants {gpus} GPUs; the project may hold {limits.max_gpus} at a time"
         faults.append(Fault(f"{path}.resources.gpus", capacity, message))
     if limits.max_active_trials is not None and limits.max_active_trials < 1:
         faults.append(Fault(path, capacity, "the project may hold no Trial at all (its limit is 0)"))
-    need, attainable = worst_case(gpus, wanted.timeout_seconds), funds.attainable
+    if gpus is None or timeout_seconds is None:
+        return tuple(faults)
+    need, attainable = worst_case(gpus, timeout_seconds), funds.attainable
     if attainable is not None and need > attainable:
         message = (
-            f"{gpus} GPUs for up to {wanted.timeout_seconds} s are {gpu_hours_text(need)}; of its"
+            f"{gpus} GPUs for up to {timeout_seconds} s are {gpu_hours_text(need)}; of its"
             f" {gpu_hours_text(funds.budget or 0)} the project has {gpu_hours_text(max(attainable, 0))} left"
         )
         faults.append(Fault(f"{path}.timeout_seconds", "INSUFFICIENT_BALANCE", message))
@@ -220,12 +231,14 @@ def _first(*options: tuple[int | str | None, str]) -> tuple[int | str, str] | No
     return next(((value, source) for value, source in options if value is not None), None)
 
 
-def _gpu_request_faults(gpu_type: str | None, gpus: int | None, fleet: Fleet, path: str) -> list[Fault]:
+def _gpu_request_faults(
+    gpu_type: str | None, gpus: int | None, fleet: Fleet, unread: Collection[str], path: str
+) -> list[Fault]:
     """E58 and A19: either half may be missing only if Runner or policy supplies it."""
     faults = []
     nothing_here = bool(fleet) and not fleet.models
     here = f"{fleet.describe()}; " if nothing_here else ""
-    if gpus is None:
+    if gpus is None and "gpus" not in unread:
         faults.append(
             Fault(
                 f"{path}.resources.gpus",
@@ -234,7 +247,7 @@ def _gpu_request_faults(gpu_type: str | None, gpus: int | None, fleet: Fleet, pa
                 " the Runner",
             )
         )
-    if gpu_type is None:
+    if gpu_type is None and "gpu_type" not in unread:
         code = _HARDWARE if nothing_here else _CONFIG
         faults.append(
             Fault(
@@ -248,21 +261,27 @@ def _gpu_request_faults(gpu_type: str | None, gpus: int | None, fleet: Fleet, pa
 
 
 def _hardware_faults(
-    gpu_type: str,
-    wanted: Amounts,
+    gpu_type: str | None,
+    counts: Mapping[str, int],
     sources: Mapping[str, str],
     fleet: Fleet,
     policy: ServerPolicy,
     path: str,
 ) -> list[Fault]:
+    """What no node can give.
+
+    Where one value is at fault or not known the others are judged by any that could stand in its place, so
+    that all of them are told at once.
+    """
     resources = f"{path}.resources"
     if not fleet:
         if policy.wait_for_nodes:
             return []
         message = "no node is up at the moment, and this server lets no Trial wait for one"
         return [Fault(resources, "RUNNER_GPU_UNAVAILABLE", message)]
-    models = matching_models(gpu_type, fleet.models)
-    if not models:
+    faults: list[Fault] = []
+    models: Collection[str] = () if gpu_type is None else matching_models(gpu_type, fleet.models)
+    if gpu_type is not None and not models:
         near = nearest_models(gpu_type, fleet.models)
         hint = f"; nearest: {', '.join(near)}" if near else ""
         message = (
@@ -270,28 +289,36 @@ def _hardware_faults(
             if fleet.models
             else f'this server has no GPUs, so none of type "{gpu_type}"'
         )
-        return [Fault(f"{resources}.gpu_type", _HARDWARE, message)]
+        faults.append(Fault(f"{resources}.gpu_type", _HARDWARE, message))
+    if not fleet.models:
+        return faults
+    of_type = f"{gpu_type} " if models else ""
+    models = models or fleet.models
     most = max(fleet.models[model] for model in models)
-    if wanted.gpus > most:
+    gpus = counts.get("gpus")
+    if gpus is not None and gpus > most:
         message = (
-            f"a Trial runs on one node: it wants {wanted.gpus} {gpu_type} GPUs{sources['gpus']},"
+            f"a Trial runs on one node: it wants {gpus} {of_type}GPUs{sources['gpus']},"
             f" the largest node has {most}"
         )
-        return [Fault(f"{resources}.gpus", _HARDWARE, message)]
-    rooms = fleet.nodes_with(gpu_type, wanted.gpus)
-    if any(wanted.fits_in(amounts) for _, amounts in rooms):
-        return []
-    return _amount_faults(gpu_type, wanted, sources, rooms, resources)
+        faults.append(Fault(f"{resources}.gpus", _HARDWARE, message))
+        gpus = None
+    wanted = Amounts(**{**counts, "gpus": gpus or 1})
+    rooms = fleet.nodes_with(models, wanted.gpus)
+    if not any(wanted.fits_in(amounts) for _, amounts in rooms):
+        number = "" if gpus is None else f"{gpus} "
+        where = f"the nodes with {number}{of_type.strip() or 'GPUs'}"
+        faults += _amount_faults(where, wanted, sources, rooms, resources)
+    return faults
 
 
 def _amount_faults(
-    gpu_type: str,
+    where: str,
     wanted: Amounts,
     sources: Mapping[str, str],
     rooms: list[tuple[str, Amounts]],
     path: str,
 ) -> list[Fault]:
-    where = f"the nodes with {wanted.gpus} {gpu_type}"
     faults = []
     for key, name in _NAMES.items():
         want, there = getattr(wanted, key), max(getattr(amounts, key) for _, amounts in rooms)
