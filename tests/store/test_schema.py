@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -147,6 +148,22 @@ def test_a_database_of_the_first_release_is_brought_along_with_all_it_holds(empt
     assert (artifact.sha256, artifact.upload_state) == (old_schema.OUTPUT, "uploaded")
     assert revision is not None
     assert revision.tree_id is None
+    database.close()
+
+
+def test_E73_what_was_a_file_of_a_checkpoint_deleted_under_an_older_schema_is_deleted(empty_database_url):
+    old_schema.build(empty_database_url)
+    old_schema.delete_checkpoint(empty_database_url)
+    before = time.time()
+    database = opened(empty_database_url)
+    with database.read() as connection:
+        rows = {row.name: row for row in jobs.list_artifacts(connection, old_schema.TRIAL)}
+    own = rows.pop("step-1/own")
+    assert {row.upload_state for row in rows.values()} == {"uploaded"}, "live, later, or no file of it"
+    assert (own.upload_state, own.size, own.sha256) == ("deleted", 9, "4" * 64)
+    assert own.deletion == f"deleted with Checkpoint {old_schema.DELETED} by rule: Newer ones are kept"
+    assert own.deleted_at is not None
+    assert own.deleted_at >= before, "its bytes have the time of grace still"
     database.close()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, MetaData, create_engine
+from sqlalchemy import MetaData, create_engine
 
 from support.rows import IDS
 from trainshed.model.runner_tree import RunnerFile, snapshot_sha256, tree_manifest
@@ -31,23 +32,32 @@ JOB, TRIAL = IDS.job(), IDS.trial()
 
 def build(url: str) -> None:
     """Make the database at ``url``, which has no tables yet."""
+    _upgrade(url, "0001", _fill)
+
+
+def delete_checkpoint(url: str) -> None:
+    """Bring it to schema 0006, where the Job had two Checkpoints and a rule deleted the first of them."""
+    _upgrade(url, "0006", _put_checkpoints)
+
+
+def _upgrade(url: str, schema: str, fill: Callable[[Callable[..., None]], None]) -> None:
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     with engine.begin() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        _fill(connection)
+        command.upgrade(config, schema)
+        metadata = MetaData()
+        metadata.reflect(connection)
+
+        def put(table: str, **values: Any) -> None:
+            connection.execute(metadata.tables[table].insert().values(**values))
+
+        fill(put)
     engine.dispose()
 
 
-def _fill(connection: Connection) -> None:
-    metadata = MetaData()
-    metadata.reflect(connection)
-
-    def put(table: str, **values: Any) -> None:
-        connection.execute(metadata.tables[table].insert().values(**values))
-
+def _fill(put: Callable[..., None]) -> None:
     put("projects", id="p", name="p", priority=0, used_gpu_seconds=0.0, created_at=1.0)
     for name, permissions in KEYS.items():
         put(
@@ -143,3 +153,41 @@ def _put_job(put: Any) -> None:
         upload_state="uploaded",
         created_at=45.0,
     )
+
+
+LIVE, DELETED = IDS.checkpoint(), IDS.checkpoint()
+
+
+def _put_checkpoints(put: Callable[..., None]) -> None:
+    """The deleted one has a file of its own, one that both have, and one that was collected again later."""
+    put("attempts", id=f"{TRIAL}-1", trial_id=TRIAL, number=1, engine="local", created_at=40.0)
+    for key, folder, files, gone in (
+        (DELETED, "", {"step-1/own": "4", "step-2/both": "5", "again": "6"}, 60.0),
+        (LIVE, "step-2", {"both": "5"}, None),
+    ):
+        put(
+            "checkpoints",
+            id=key,
+            project_id="p",
+            job_id=JOB,
+            trial_id=TRIAL,
+            attempt_id=f"{TRIAL}-1",
+            folder=folder,
+            checkpoint_type="lora",
+            base_model="m",
+            pinned=False,
+            superseded=None if gone is None else "Newer ones are kept.",
+            created_at=45.0,
+            deleted_at=gone,
+            deleted_by=None if gone is None else "controller",
+        )
+        for name, digit in files.items():
+            put("checkpoint_files", checkpoint_id=key, name=name, size=9, sha256=digit * 64)
+    for name, digit, at in (
+        ("step-1/own", "4", 45.0),
+        ("step-2/both", "5", 45.0),
+        ("again", "6", 70.0),
+        ("step-1/other", "7", 45.0),
+    ):
+        values = {"name": name, "size": 9, "sha256": digit * 64, "created_at": at}
+        put("artifacts", id=IDS.artifact(), trial_id=TRIAL, upload_state="uploaded", **values)
