@@ -415,7 +415,9 @@ def test_a_file_without_what_is_told_of_its_job_is_refused_and_nothing_is_sent(
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def command(server: ServerProcess) -> Command:
+def command(server: ServerProcess, key: str | None = None) -> Command:
+    """Runs commands against a server, with its owner key or another one."""
+    environment = {**server.environment, **({} if key is None else {"TRAINSHED_API_KEY": key})}
     own = {
         name: value for name, value in os.environ.items() if not name.startswith(("TRAINSHED_", "ENVLOOP_"))
     }
@@ -425,7 +427,7 @@ def command(server: ServerProcess) -> Command:
             [sys.executable, "-m", "trainshed", *arguments],
             capture_output=True,
             text=True,
-            env={**own, **server.environment},
+            env={**own, **environment},
             timeout=120,
             check=False,
         )

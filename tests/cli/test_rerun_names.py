@@ -103,8 +103,9 @@ def test_what_is_to_be_published_is_one_command_a_line_in_an_order_that_works(ru
     ran = run("job", "rerun", OLD)
     lines = ran.err.splitlines()
     begun = next(number for number, line in enumerate(lines) if line.startswith("hint: "))
-    assert lines[-1] == "then run it again"
-    assert [line.partition("  # ")[0].strip() for line in lines[begun + 1 : -1]] == [
+    assert lines[-2] == "then run it again"
+    assert "NAMESPACE_TAKEN" in lines[-1]
+    assert [line.partition("  # ")[0].strip() for line in lines[begun + 1 : -2]] == [
         f"trainshed runner publish PATH --ref {'a' * 40} --name team/run",
         "trainshed recipe publish PATH --name a/root",
         "trainshed recipe publish PATH --name a/base",
@@ -240,6 +241,45 @@ def test_E99_any_version_with_the_digest_will_do(new_server, tmp_path):
         assert again["same"] is True
         named = {each["path"]: each["after"] for each in again["differences"]}
         assert named["trials[0].profile.inputs.data.uri"] == f"envloop://datasets/team/data@{digest}"
+
+
+def test_E92_a_name_that_is_another_projects_there_is_no_dead_end(new_server, tmp_path):
+    """The name is part of what ran, so no copy under another one is taken: who holds it has to publish it."""
+    here, server = command(new_server("here").start()), new_server("there").start()
+    owner = command(server)
+    runner, folder = tmp_path / "runner", tmp_path / "data"
+    repository(runner, {"runner.toml": runner_toml(ABI, V1), "main.sh": "true\n"})
+    folder.mkdir()
+    (folder / "part.txt").write_bytes(b"one\n")
+    published = here("dataset", "publish", str(folder), "--name", "team/data", "--json")
+    digest = json.loads(published.stdout)["manifest_sha256"]
+    here("runner", "publish", str(runner), "--name", "own/run")
+    reference = {"uri": f"envloop://datasets/team/data@{digest}", "manifest_sha256": digest}
+    profile = {"schema": V1, "recipe": {}, "inputs": {"data": reference}, "plugins": []}
+    spec = {"runner": "own/run@main", "profile": profile, "resources": {"gpu_type": "H100", "gpus": 1}}
+    (tmp_path / "request.json").write_text(json.dumps({"type": "train", "request_id": "first", "spec": spec}))
+    first = json.loads(here("job", "submit", "--spec", str(tmp_path / "request.json"), "--json").stdout)
+    place = str(tmp_path / "manifest.json")
+    here("job", "manifest", first["job_id"], "--output", place)
+
+    def member_of(project: str) -> Any:
+        owner("project", "create", project)
+        key = owner("--project", project, "key", "create", "laptop").stdout.strip()
+        return command(server, key)
+
+    holder, other = member_of("holder"), member_of("other")
+    holder("dataset", "publish", str(folder), "--name", "team/else")
+    other("runner", "publish", str(runner), "--name", "own/run")
+    refused = other("job", "rerun", place, status=Exit.ACCESS)
+    way = "have that project or the owner key publish it and open it to yours"
+    assert way in refused.stderr.splitlines()[-1]
+    publish = ("dataset", "publish", str(folder), "--name", "team/data")
+    taken = other(*publish, status=Exit.CONFLICT)
+    assert "the namespace `team` belongs to another project" in taken.stderr
+    assert way in taken.stderr
+    owner(*publish)
+    owner("dataset", "visibility", "team/data", "projects", "--to", "other")
+    assert json.loads(other("job", "rerun", place, "--json").stdout)["same"] is True
 
 
 def test_a_rerun_can_be_followed_like_a_submission(new_server, tmp_path):

@@ -218,13 +218,19 @@ def _submitted(
         if wanted:
             # The first fault is the headline: where nothing has to be provided for it, its own hint stays.
             first = [] if found[0] or not error.hint else [error.hint]
-            error.hint = "\n".join([*first, _HEAD, *(f"  {step.line}" for step in wanted), _TAIL])
+            last = [_NAMES] if any(step.rank[0] < _APPROVALS for step in wanted) else []
+            error.hint = "\n".join([*first, _HEAD, *(f"  {step.line}" for step in wanted), _TAIL, *last])
             error.body = {**error.body, "publish": [step.sentence for step in wanted]}
         raise
 
 
 _HEAD = "make available there, in this order:"
 _TAIL = "then run it again"
+_NAMES = (
+    "a name is part of what ran: where it is refused as NAMESPACE_TAKEN, have that project or the owner key "
+    "publish it and open it to yours, with `visibility NAME projects --to PROJECT` of the same command"
+)
+"""Who may publish under a name only that server knows, and says only to who tries."""
 
 
 @dataclass(frozen=True, slots=True)

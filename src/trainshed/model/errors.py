@@ -128,7 +128,13 @@ CODES: Mapping[str, Code] = {
         Code("JOB_ACTION_UNSUPPORTED", 409, "Train jobs can be stopped, not paused or resumed."),
         Code("ARTIFACT_NOT_READY", 409, "Wait until its upload_state is `uploaded`."),
         Code("INVALID_TRANSITION", 409, "Read the Job again: it is not what you saw any more."),
-        Code("NAMESPACE_TAKEN", 409, "Choose a namespace of your own project."),
+        Code(
+            "NAMESPACE_TAKEN",
+            409,
+            "Choose a namespace of your own project. Where it has to be this name, as for `job rerun`, have "
+            "that project or the owner key publish it and open it to yours (`visibility NAME projects --to "
+            "PROJECT` of the same command).",
+        ),
         Code("ALREADY_EXISTS", 409, "Choose another name."),
         Code("RESOURCE_IN_USE", 409, "End what uses it first, or unpin it; the message names it."),
         Code(
