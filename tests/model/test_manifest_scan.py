@@ -56,6 +56,26 @@ def test_a_listener_is_told_every_entry_at_fault_and_the_rest_is_read():
     assert ["order" in told[0][1], "empty" in told[1][1], "canonically" in told[2][1]] == [True] * 3
 
 
+def test_every_entry_at_fault_is_told_whatever_it_is_and_wherever_it_stands():
+    good = {"path": "b", "sha256": A, "size": 3}
+    files = [
+        {},
+        7,
+        good | {"size": "x"},
+        good,
+        good | {"aaa": 1},
+        good | {"path": [good, good]},
+        "],",
+        {"x": 1},
+    ]
+    document = {"schema": "trainshed.manifest/1", "kind": "datasets", "files": files, "about": {}}
+    told: list[tuple[str, str]] = []
+    found = ManifestScan(io.BytesIO(canonical_json(document).encode()).read, lambda *each: told.append(each))
+    assert [file.path for file in found] == ["b"]
+    assert (found.kind, found.files) == (ContentKind.DATASETS, 8)
+    assert [place for place, _ in told] == [f"files[{place}]" for place in (0, 1, 2, 4, 5, 6, 7)]
+
+
 @pytest.mark.parametrize("name", ["a\nb", "a\x7fb", "a\x85b", "a\x00b", "a\x1b[2Jb"])
 def test_a_name_with_control_characters_is_shown_so_that_its_file_can_be_found(name):
     [found] = tree_faults([f"folder/{name}"])

@@ -171,14 +171,26 @@ class ManifestScan:
                 "is not written canonically: an object with `path`, `sha256`, `size` and, only if true, "
                 "`executable`; keys sorted, no spaces, ASCII"
             )
-            following = ENTRY_START.search(self._buffer, self._place)
-            if self._tell is None or following is None:
+            behind = None if self._tell is None else self._behind()
+            if self._tell is None or behind is None:
                 raise ManifestFault(f"files[{self.files}] (byte {self._position()}) {said}")
             self._tell(f"files[{self.files}]", said)
-            self._place = following.start()
+            self._place = behind
             return None
         self._place = match.end()
         return ContentFile(path, int(match[4]), match[3].decode(), executable=match[1] is not None)
+
+    def _behind(self) -> int | None:
+        """Where reading goes on behind an entry at fault, ``None`` if that cannot be told."""
+        text = self._buffer[self._place : self._place + _LONGEST_ENTRY].decode("latin-1")
+        try:
+            _, length = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            length = 0
+        if length and text[length : length + 1] in {",", "]"}:
+            return self._place + length
+        following = ENTRY_START.search(self._buffer, self._place)
+        return following.start() if following else None
 
     def _end(self) -> None:
         self._fill(_LONGEST_ENTRY)
