@@ -204,6 +204,20 @@ def test_a_folder_that_cannot_be_published_is_refused_with_every_fault(run, fake
     assert run("model", "publish", str(tmp_path)).status == Exit.USAGE
 
 
+@pytest.mark.parametrize("noun", ["dataset", "model"])
+def test_a_label_that_cannot_be_is_told_beside_what_the_folder_says_of_itself(run, fake, tmp_path, noun):
+    (tmp_path / "a").write_text("")
+    (tmp_path / f"{noun}.toml").write_text(f"[{noun}]\nlicence = 'x'\n")
+    fake.routes = {}
+    ran = run(noun, "publish", str(tmp_path), "--name", "team/m", "--version", "no label")
+    assert ran.status == Exit.REFUSED
+    assert "2 faults" in ran.err
+    assert "`version`: must start with a letter or digit" in ran.err
+    assert "not 'no label'" in ran.err
+    assert "did you mean `license`?" in ran.err
+    assert fake.seen == []
+
+
 def test_every_kind_is_published_shown_and_fetched_against_a_server(
     run, module_server, tmp_path, monkeypatch
 ):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.contents import RECIPE
 from support.fake_server import Reply
 from support.proxy import Fault, FaultProxy, in_turn
 from trainshed import Client
@@ -170,6 +171,60 @@ def test_a_link_hides_no_fault_of_a_recipe_and_a_linked_definition_is_one_fault(
         client.recipes.publish(root, name="sdk/faulty")
     [fault] = caught.value.faults
     assert (fault.path, "symbolic link" in fault.message) == ("recipe.toml", True)
+
+
+@pytest.mark.parametrize("label", ["no label", "latest", ""])
+def test_a_name_and_a_label_that_cannot_be_are_told_beside_the_faults_of_the_folder(serve, tree, label):
+    server, client = serve({})
+    (tree / "version").symlink_to("run.sh")
+    (tree / "dataset.toml").write_text("[dataset]\ntype = 'x'\n")
+    with pytest.raises(NotFreezable) as caught:
+        client.datasets.publish(tree, name="sdk/-words", version=label)
+    assert [fault.path for fault in caught.value.faults] == ["version", "name", "version", "type"]
+    with pytest.raises(NotFreezable) as caught:
+        client.models.publish(tree / "run.sh", name="sdk/model", version=label)
+    assert [fault.path for fault in caught.value.faults] == ["version"]
+    (tree / "none").mkdir()
+    with pytest.raises(NotFreezable) as caught:
+        client.recipes.publish(tree / "none", name="sdk/recipe", version=label)
+    assert [fault.path for fault in caught.value.faults] == ["", "version"]
+    assert server.seen == []
+
+
+def needing(folder: Path, uri: str, digest: str, line: str = "") -> Path:
+    """A Recipe with one dependency."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text("def main(): ...\n")
+    needs = f'[dependencies.lib]\nuri = "{uri}"\nmanifest_sha256 = "{digest}"\n'
+    (folder / "recipe.toml").write_text(f"{RECIPE.decode()}{line}\n{needs}")
+    return folder
+
+
+def test_E102_what_a_recipe_needs_is_told_beside_its_other_faults(client, module_server, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/train.py").write_text("def main(): ...\n")
+    (tmp_path / "lib/recipe.toml").write_bytes(RECIPE)
+    lib = client.recipes.publish(tmp_path / "lib", name="sdk/lib", version="1").version
+    for uri, digest, told in (
+        (lib.uri, lib.manifest_sha256, []),
+        ("envloop://recipes/sdk/lib@2", lib.manifest_sha256, []),
+        (lib.uri, "0" * 64, ["dependencies.lib.manifest_sha256"]),
+        ("envloop://recipes/sdk/none@1", "0" * 64, ["dependencies.lib.uri"]),
+    ):
+        for line, version in (("speed = 1", "1"), ("", "no label")):
+            root = needing(tmp_path / "recipe", uri, digest, line)
+            with pytest.raises(NotFreezable) as caught:
+                client.recipes.publish(root, name="sdk/needing", version=version)
+            local = "speed" if line else "version"
+            assert [fault.path for fault in caught.value.faults] == [local, *told]
+    # What is wrong here is told also where nobody says what else is.
+    with (
+        FaultProxy(module_server.url, in_turn([Fault.DROP_REQUEST] * 9, method="GET", path="/v1")) as proxy,
+        Client(proxy.url, module_server.key, retry=QUICK) as lonely,
+        pytest.raises(NotFreezable) as caught,
+    ):
+        lonely.recipes.publish(needing(root, lib.uri, "0" * 64, "speed = 1"), name="sdk/needing")
+    assert [fault.path for fault in caught.value.faults] == ["speed"]
 
 
 @pytest.mark.parametrize("name", ["sdk/words@", "envloop://datasets/sdk/words@"])

@@ -421,6 +421,17 @@ def test_E102_a_recipe_is_published_with_dependencies_that_its_project_can_read(
     )
 
 
+def test_E102_what_a_recipe_needs_is_told_beside_its_other_faults(sqlite_site: Site):
+    needed = {"uri": "envloop://recipes/none/lib@1.0", "manifest_sha256": "0" * 64}
+    files = {"recipe.toml": RECIPE, "train.py": b"x"}
+    about = manifest_of(RECIPES, files).about | {"dependencies": {"lib": needed}}
+    for also, more in (({"entrypoint": "train"}, {}), ({}, {"version": "no label"})):
+        refused = publish(sqlite_site, "team/r", files, kind=RECIPES, about=about | also, store=False, **more)
+        assert code(refused) == (404, "CONTENT_NOT_FOUND")
+        found = {fault["path"] for fault in refused.json()["errors"]}
+        assert found == {"dependencies.lib.uri", *also, *more}
+
+
 def test_E101_a_recipes_manifest_says_what_its_file_says(sqlite_site: Site):
     files = {"recipe.toml": RECIPE, "train.py": b"x"}
     other = manifest_of(RECIPES, files).about | {"entrypoint": "train:other"}

@@ -19,6 +19,7 @@ from trainshed.model.strict_json import canonical_json
 SCHEME = "envloop://"
 MANIFEST_SCHEMA = "trainshed.manifest/1"
 MAX_VERSION_CHARS = 128
+_LATEST = "latest"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 DIGEST_PREFIX = "sha256:"
 VERSION = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{MAX_VERSION_CHARS - 1}}}")
@@ -119,6 +120,18 @@ def make_manifest(
     """A manifest with its files in the canonical order."""
     ordered = tuple(sorted(files, key=_order))
     return Manifest(kind, ordered, about or {})
+
+
+def version_fault(version: str) -> str | None:
+    """Why ``version`` cannot be a version's label, or ``None``."""
+    if not VERSION.fullmatch(version):
+        return (
+            "must start with a letter or digit, then hold letters, digits, `.`, `_`, `+`, `-`;"
+            f" at most {MAX_VERSION_CHARS}, not {version[:80]!r}"
+        )
+    if version.lower() == _LATEST:
+        return "`latest` would have to move, and a version never does; leave it out to use the digest"
+    return None
 
 
 def plain_ref(ref: str) -> str:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import difflib
 import keyword
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -179,6 +179,27 @@ def judge_recipe(about: Mapping[str, Any], *, published: bool = True) -> tuple[R
         description=check.description("description", about.get("description")),
     )
     return recipe, check.faults.faults
+
+
+def missing_source(
+    name: str, needed: Reference, digest_of: Callable[[ContentUri], str | None]
+) -> Fault | None:
+    """Why the dependency ``name`` is not there, readable, and the one meant (E102); or ``None``.
+
+    ``digest_of`` answers the SHA-256 of the manifest that a URI names, ``None`` where it names none that may
+    be read.
+    """
+    found = digest_of(needed.uri)
+    if found != needed.manifest_sha256:
+        # The digest names it for good; on another server its label may be that of something else.
+        found = digest_of(replace(needed.uri, ref=needed.manifest_sha256)) or found
+    where = place_text("dependencies", (name,))
+    if found is None:
+        return Fault(f"{where}.uri", "CONTENT_NOT_FOUND", f"there is no readable {needed.uri}")
+    if found != needed.manifest_sha256:
+        said = f"{needed.uri} is {found}, not {needed.manifest_sha256}"
+        return Fault(f"{where}.manifest_sha256", "CONTENT_HASH_MISMATCH", said)
+    return None
 
 
 def wrong_kind(uri: ContentUri, kinds: Collection[ContentKind]) -> str | None:

@@ -16,21 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainshed.sdk.content_objects import PublishedContent, PublishProgress, content_version
-from trainshed.sdk.errors import FieldFault, NotFound, ServerUnavailable
+from trainshed.sdk.errors import FieldFault, NotFound, ServerUnavailable, TrainshedError
 from trainshed.sdk.home import find_home
-from trainshed.sdk.scan import LocalFile, Rule, Tree, hash_files, look, open_stream, refuse
+from trainshed.sdk.scan import LocalFile, Rule, Tree, hash_files, look, open_stream
 from trainshed.sdk.scan import Progress as BytesProgress
 from trainshed.sdk.stat_cache import StatCache
 from trainshed.sdk.transport import Transport, route
 
 if TYPE_CHECKING:
-    from trainshed.model.content import Manifest
+    from trainshed.model.content import ContentUri, Manifest
 
 INLINE_MANIFEST_BYTES = 4 << 20
 """A longer manifest is uploaded as a blob and then named by its digest."""
 CODE = frozenset({"recipes", "plugins"})
 """Kinds of content that are written in a work tree rather than made: git is asked what belongs to them."""
 _TRIES = 3
+_MISSING_SECONDS = 10.0
+"""How long a refusal may wait for the server to say what else is missing."""
+_CODE = "INVALID_CONTENT"
+_PARTS = ("namespace", "name")
 _GONE = frozenset({"BLOB_NOT_FOUND", "BLOB_BEING_DELETED"})
 
 
@@ -50,6 +54,7 @@ class Publication:
         """``said`` goes along with the manifest: its version's label, and who may read the name."""
         self._transport = transport
         self._kind = kind
+        self._full = full
         self._where = route("content", kind, *full, "versions")
         self._said = {key: value for key, value in said.items() if value is not None}
         self._parallel = parallel
@@ -67,16 +72,18 @@ class Publication:
         read_ns = time.time_ns()
         tree = look(path, self._rule_at)
         cache = StatCache(find_home(), tree.root, self._kind)
-        known = None if tree.faults else cache.unchanged(tree)
+        asked = self._asked()
+        known = None if tree.faults or asked else cache.unchanged(tree)
         if known is not None:
             try:
                 return self._name(known.manifest_sha256, tree)
             except (NotFound, ServerUnavailable) as error:
                 if error.code not in _GONE:
                     raise
-        tree.check(lambda: self._about(tree)[1])
+        about, said = self._about(tree)
+        tree.check([*asked, *said], lambda: self._missing(tree))
         digests = self._digests(tree, cache)
-        manifest = self._manifest(tree, digests)
+        manifest = self._manifest(tree, digests, about)
         encoded = manifest.encode()
         digest = manifest.sha256
         cache.remember(tree, digests, digest, read_ns)
@@ -90,16 +97,24 @@ class Publication:
         self._hashed = len(fresh)
         return [next(read) if digest is None else digest for digest in kept]
 
-    def _manifest(self, tree: Tree, digests: Sequence[str]) -> Manifest:
+    def _manifest(self, tree: Tree, digests: Sequence[str], about: Mapping[str, Any]) -> Manifest:
         from trainshed.model.content import ContentFile, ContentKind, make_manifest  # noqa: PLC0415 - as above
 
-        about, faults = self._about(tree)
-        refuse(tree.root, faults)
         files = [
             ContentFile(file.path, file.size, digest, file.executable)
             for file, digest in zip(tree.files, digests, strict=True)
         ]
         return make_manifest(ContentKind(self._kind), files, about)
+
+    def _asked(self) -> list[FieldFault]:
+        """What is wrong with the name and the label, as far as it can be told before any file is read."""
+        from trainshed.model.content import version_fault  # noqa: PLC0415 - publishing only
+        from trainshed.model.selectors import name_part_fault  # noqa: PLC0415 - as above
+
+        wrong = [("name", name_part_fault(*part)) for part in zip(_PARTS, self._full, strict=True)]
+        if "version" in self._said:
+            wrong.append(("version", version_fault(str(self._said["version"]))))
+        return [FieldFault(key, _CODE, f"`{key}`: {fault}") for key, fault in wrong if fault]
 
     def _about(self, tree: Tree) -> tuple[dict[str, Any], list[FieldFault]]:
         """What the file that describes the content says, or what is wrong with it."""
@@ -107,12 +122,46 @@ class Publication:
         from trainshed.model.content import ContentKind  # noqa: PLC0415 - as above
         from trainshed.model.errors import Refusal  # noqa: PLC0415 - as above
 
+        if not tree.folders and not tree.faults:  # nothing is there that could be described
+            return {}, []
         by_path = {file.path: file for file in tree.files}
         try:
             about = read_about(ContentKind(self._kind), list(by_path), lambda path: _head(by_path.get(path)))
         except Refusal as refusal:
-            return {}, [FieldFault(each.path, each.code, each.message) for each in refusal.faults]
+            told = {each.path for each in tree.faults}
+            wrong = [each for each in refusal.faults if each.path not in told]
+            return {}, [FieldFault(each.path, each.code, each.message) for each in wrong]
         return about, []
+
+    def _missing(self, tree: Tree) -> list[FieldFault]:
+        """What a Recipe needs and the server does not have, of a publication that is not sent.
+
+        Of one that is, the server says it. Where it cannot be asked nothing is told.
+        """
+        from trainshed.model.content import ContentKind  # noqa: PLC0415 - not for an unchanged tree
+        from trainshed.model.errors import Refusal  # noqa: PLC0415 - as above
+        from trainshed.model.recipe import RECIPE_FILE, missing_source, read_recipe  # noqa: PLC0415 - as above
+
+        file = next((file for file in tree.files if file.path == RECIPE_FILE), None)
+        if self._kind != ContentKind.RECIPES or file is None:
+            return []
+        until = time.monotonic() + _MISSING_SECONDS
+        found = []
+        try:
+            for name, needed in read_recipe(_head(file) or b"")[0].dependencies.items():
+                fault = missing_source(name, needed, partial(self._digest_of, until))
+                found += [FieldFault(fault.path, fault.code, fault.message)] if fault else []
+        except (Refusal, TrainshedError):
+            pass
+        return found
+
+    def _digest_of(self, until: float, uri: ContentUri) -> str | None:
+        """The digest of the manifest that ``uri`` names, if the key may read it."""
+        where = route("content", uri.kind, uri.namespace, uri.name, "versions", uri.ref)
+        try:
+            return content_version(self._transport.ask("GET", where, deadline=until).document).manifest_sha256
+        except NotFound:
+            return None
 
     def _send(self, tree: Tree, digests: Sequence[str], encoded: bytes, digest: str) -> PublishedContent:
         """Upload what is missing and name the manifest; what a collector took meanwhile is sent again."""

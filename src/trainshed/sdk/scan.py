@@ -149,21 +149,25 @@ class Tree:
                 digest.update(repr(folder.numbers).encode())
         return digest.hexdigest()
 
-    def check(self, also: Callable[[], Sequence[FieldFault]] = tuple) -> None:
+    def check(
+        self,
+        also: Sequence[FieldFault] = (),
+        more: Callable[[], Sequence[FieldFault]] = tuple,
+    ) -> None:
         """Refuse what must not be published, with every fault: raises `NotFreezable`.
 
-        ``also`` is asked for more faults, of other places, where there are some.
+        ``also`` are faults of other places. ``more`` is asked for what need not be looked for alone: it is
+        told beside others.
         """
         from trainshed.model.manifests import tree_faults  # noqa: PLC0415 - not for an unchanged tree
 
         wrong = tree_faults(file.path for file in self.files)
-        named = [FieldFault(each.path, each.code, each.message) for each in wrong]
-        if found := [*self.faults, *named]:
-            told = {each.path for each in found}
-            refuse(self.root, [*found, *(each for each in also() if each.path not in told)])
-        if not self.folders:
+        found = [*self.faults, *(FieldFault(each.path, each.code, each.message) for each in wrong)]
+        if not self.folders and not found:
             but = "but what is left out" if self.skipped else ""
-            refuse(self.root, [FieldFault("", _CODE, f"{self.root} holds no files {but}".rstrip())])
+            found.append(FieldFault("", _CODE, f"{self.root} holds no files {but}".rstrip()))
+        if found := [*found, *also]:
+            refuse(self.root, [*found, *more()])
 
 
 def refuse(root: Path, faults: Sequence[FieldFault]) -> None:

@@ -7,17 +7,17 @@ import io
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from trainshed.content.blobs import BlobNotFound, BlobStore, DigestMismatch, FolderBlobStore
 from trainshed.content.trees import VerifiedManifest, check_recipe, verify_manifest
 from trainshed.model.access import Principal, Visibility
-from trainshed.model.content import SHA256, VERSION, ContentKind
+from trainshed.model.content import SHA256, ContentKind, ContentUri, version_fault
 from trainshed.model.errors import Fault, FaultList, Refusal
-from trainshed.model.manifests import MAX_MANIFEST_BYTES
-from trainshed.model.recipe import Recipe, recipe_from_about
+from trainshed.model.manifests import MAX_ABOUT_BYTES, MAX_MANIFEST_BYTES
+from trainshed.model.recipe import Recipe, judge_recipe, missing_source, recipe_from_about
 from trainshed.model.selectors import name_part_fault
 from trainshed.model.strict_json import canonical_json
 from trainshed.server.bodies import Body
@@ -31,7 +31,6 @@ from trainshed.store.usage import check_quota
 
 _KEYS = ("version", "visibility", "projects", "manifest_sha256", "manifest", "bytes")
 MAX_BYTES = 2**63 - 1
-_LATEST = "latest"
 _ASKED_AT_ONCE = 500
 _STAGED_FROM = 5_000
 _STAGED_AT_ONCE = 1_000
@@ -73,14 +72,14 @@ def publish(
     Raises `Refusal` ``INVALID_CONTENT``, ``CONTENT_HASH_MISMATCH``, ``BLOB_NOT_FOUND`` with ``missing``,
     ``BLOB_BEING_DELETED``, ``CONTENT_VERSION_EXISTS``, ``CONTENT_QUOTA_EXCEEDED``, ``NAMESPACE_TAKEN``.
     """
-    wanted = _parse(kind, name, document)
+    wanted = _parse(database, principal, kind, name, document)
     with database.read() as connection:
         known = contents.same_manifest(connection, kind, wanted.manifest_sha256)
         if known and not possession.may_name(connection, principal.project_id, wanted.manifest_sha256):
             # As if nobody had published it. Or damaged copies were taken out since.
             known = None
         if known is not None and kind is ContentKind.RECIPES:
-            _check_dependencies(connection, principal, recipe_from_about(json.loads(known[0].about)))
+            _check_dependencies(connection, principal, json.loads(known[0].about))
         if known is None and wanted.bytes is not None:
             holder = holder_of(connection, principal, name)
             own = 0 if wanted.manifest is None else len(wanted.manifest)
@@ -118,7 +117,9 @@ def publish(
     return database.write(change)
 
 
-def _parse(kind: ContentKind, name: str, document: Mapping[str, Any]) -> _Wanted:
+def _parse(
+    database: Database, principal: Principal, kind: ContentKind, name: str, document: Mapping[str, Any]
+) -> _Wanted:
     """The request; raises `Refusal` with every fault, also those of a manifest that came along."""
     body = Body(document, code="INVALID_CONTENT")
     body.known(_KEYS)
@@ -129,8 +130,10 @@ def _parse(kind: ContentKind, name: str, document: Mapping[str, Any]) -> _Wanted
     if digest and not SHA256.fullmatch(digest):
         body.fault("manifest_sha256", "must be 64 lower-case hex digits")
     version = body.text("version") or digest
-    if version and (fault := _version_fault(version, digest)):
+    if version and (fault := version_fault(version)):
         body.fault("version", fault)
+    elif version and SHA256.fullmatch(version) and version != digest:
+        body.fault("version", "looks like a manifest's digest and is another one")
     word = body.word("visibility", [str(each) for each in Visibility])
     projects = sorted(set(body.words("projects")))
     if (word == Visibility.PROJECTS) != bool(projects):
@@ -139,10 +142,7 @@ def _parse(kind: ContentKind, name: str, document: Mapping[str, Any]) -> _Wanted
     encoded = _manifest(body)
     if body.faults and encoded is not None:
         told = digest if SHA256.fullmatch(digest) else hashlib.sha256(encoded).hexdigest()
-        try:
-            verify_manifest(io.BytesIO(encoded).read, kind, told)
-        except Refusal as refusal:
-            body.faults.faults += refusal.faults
+        body.faults.faults += _judged(database, principal, kind, encoded, told)[1]
     body.finish()
     return _Wanted(version, Visibility(word) if word else None, projects, digest, encoded, size)
 
@@ -160,16 +160,6 @@ def _manifest(body: Body) -> bytes | None:
     return None
 
 
-def _version_fault(version: str, digest: str) -> str | None:
-    if not VERSION.fullmatch(version):
-        return "must start with a letter or digit, then hold letters, digits, `.`, `_`, `+`, `-`; at most 128"
-    if version.lower() == _LATEST:
-        return "`latest` would have to move, and a version never does; leave it out to use the digest"
-    if SHA256.fullmatch(version) and version != digest:
-        return "looks like a manifest's digest and is another one"
-    return None
-
-
 def _verified(
     database: Database,
     blobs: BlobStore,
@@ -181,14 +171,17 @@ def _verified(
     """The manifest, proved wholly, with every blob of it stored and its own bytes too."""
     digest = wanted.manifest_sha256
     if wanted.manifest is not None:
-        manifest = verify_manifest(io.BytesIO(wanted.manifest).read, kind, digest)
+        judged, faults = _judged(database, principal, kind, wanted.manifest, digest)
+        if judged is None or faults:
+            raise Refusal(faults)
+        manifest = judged
     else:
         manifest = _stored_manifest(database, blobs, principal, kind, digest)
     _check_blobs(database, blobs, principal, manifest)
     if kind is ContentKind.RECIPES:
         check_recipe(manifest, blobs)
         with database.read() as connection:
-            _check_dependencies(connection, principal, recipe_from_about(manifest.about))
+            _check_dependencies(connection, principal, manifest.about)
     if wanted.manifest is not None:
         sizes, project = {digest: manifest.size}, principal.project_id
         with reserved(database, project, sizes, request=secrets.token_hex(), at=at) as reservation:
@@ -269,21 +262,35 @@ def _missing(names: list[str], count: int, message: str) -> Refusal:
     return Refusal.of("BLOB_NOT_FOUND", message, path="manifest", missing=names, missing_count=count)
 
 
-def _check_dependencies(connection: Connection, principal: Principal, recipe: Recipe) -> None:
-    """Every Recipe that this one needs is there, readable by its project, and the one meant (E102)."""
-    faults = []
-    for name, needed in recipe.dependencies.items():
-        where = f"dependencies.{name}"
-        found = contents.resolve(connection, principal.project_id, needed.uri)
-        if found is None or found.manifest_sha256 != needed.manifest_sha256:
-            # The digest names it for good; on another server its label may be that of something else.
-            by_digest = replace(needed.uri, ref=needed.manifest_sha256)
-            found = contents.resolve(connection, principal.project_id, by_digest) or found
-        if found is None:
-            said = f"there is no readable {needed.uri}"
-            faults.append(Fault(f"{where}.uri", "CONTENT_NOT_FOUND", said))
-        elif found.manifest_sha256 != needed.manifest_sha256:
-            said = f"{needed.uri} is {found.manifest_sha256}, not {needed.manifest_sha256}"
-            faults.append(Fault(f"{where}.manifest_sha256", "CONTENT_HASH_MISMATCH", said))
-    if faults:
+def _judged(
+    database: Database, principal: Principal, kind: ContentKind, encoded: bytes, sha256: str
+) -> tuple[VerifiedManifest | None, list[Fault]]:
+    """A manifest that was sent along, proved, or ``None``; and all its faults, with what a Recipe lacks."""
+    manifest: VerifiedManifest | None = None
+    faults: list[Fault] = []
+    try:
+        manifest = verify_manifest(io.BytesIO(encoded).read, kind, sha256)
+    except Refusal as refusal:
+        faults += refusal.faults
+    about = json.loads(encoded).get("about") if manifest is None else manifest.about
+    readable = isinstance(about, dict) and len(canonical_json(about)) <= MAX_ABOUT_BYTES
+    if kind is ContentKind.RECIPES and readable:
+        with database.read() as connection:
+            faults += _dependency_faults(connection, principal, judge_recipe(about)[0])
+    return manifest, faults
+
+
+def _dependency_faults(connection: Connection, principal: Principal, recipe: Recipe) -> list[Fault]:
+    """Which Recipes this one needs that its project cannot read, or that are others than meant (E102)."""
+
+    def digest_of(uri: ContentUri) -> str | None:
+        found = contents.resolve(connection, principal.project_id, uri)
+        return None if found is None else found.manifest_sha256
+
+    judged = (missing_source(name, needed, digest_of) for name, needed in recipe.dependencies.items())
+    return [fault for fault in judged if fault is not None]
+
+
+def _check_dependencies(connection: Connection, principal: Principal, about: Mapping[str, Any]) -> None:
+    if faults := _dependency_faults(connection, principal, recipe_from_about(about)):
         raise Refusal(faults)
