@@ -137,6 +137,27 @@ def test_every_fault_of_a_file_is_told_with_its_place(run, tmp_path):
         assert place in done.stderr
 
 
+@pytest.mark.parametrize("word", ["create", "validate"])
+@pytest.mark.parametrize("kind", ["  kind: pytroch\n", ""])
+def test_C4_a_file_whose_kind_is_misspelt_or_missing_is_judged_as_a_task(run, word, kind):
+    text = TASK.replace("  kind: pytorch\n", kind).replace("instance:", "instnce:")
+    done = run("train", word, "-f", "-", "--json", text=text)
+    assert done.returncode == Exit.REFUSED
+    found = {each["path"]: each["code"] for each in json.loads(done.stderr.splitlines()[-1])["errors"]}
+    assert found == {
+        "spec.kind": "KIND_UNKNOWN",
+        "spec.instnce": "UNKNOWN_FIELD",
+        "spec.instance.specs": "FIELD_REQUIRED",
+    }
+
+
+@pytest.mark.parametrize("spec", ["{runner: a/b@main}", "{kind: script}"])
+def test_C4_what_is_no_task_is_not_made_by_the_command_for_tasks(run, spec):
+    done = run("train", "create", "-f", "-", text=f"spec: {spec}\n")
+    assert done.returncode == Exit.REFUSED
+    assert "this is no training task" in done.stderr
+
+
 def test_C21_C23_a_task_is_judged_without_creating_it(run, ok):
     found = ok("validate", "-f", "-", "--set", "workers=3", text=TASK)
     assert (found["totals"]["pods"], found["totals"]["gpus"]) == (4, 4)

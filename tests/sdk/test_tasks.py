@@ -89,18 +89,25 @@ def test_C56_a_submission_gets_a_request_id_and_is_repeated_under_it(client, fak
     assert len(sent) == 2
     assert sent[0] == sent[1] == {"type": "train", "spec": {"kind": "ray"}, "request_id": made.request_id}
     assert made.accepted_before is False
-    assert client.tasks.create({"request_id": "r", "spec": {}}).accepted_before is True
+    assert client.tasks.create({"request_id": "r", "spec": {"kind": "ray"}}).accepted_before is True
 
 
 def test_C56_without_a_request_id_nothing_is_sent_twice(client, fake):
     fake.routes = {"POST /v1/jobs": DROP}
     with pytest.raises(ConnectionFailed):
-        client.tasks.create({"spec": {}}, make_request_id=False, allow_duplicate=True)
+        client.tasks.create({"spec": {"task_type": "RayJob"}}, make_request_id=False, allow_duplicate=True)
     (sent,) = fake.seen
-    assert sent.json == {"type": "train", "spec": {}, "allow_duplicate": True}
+    assert sent.json == {"type": "train", "spec": {"task_type": "RayJob"}, "allow_duplicate": True}
     fake.routes = {"POST /v1/jobs": refusal(409, "DUPLICATE_SUSPECTED")}
     with pytest.raises(Conflict, match="DUPLICATE_SUSPECTED"):
-        client.tasks.create({"spec": {}}, make_request_id=False)
+        client.tasks.create({"spec": {"task_type": "RayJob"}}, make_request_id=False)
+
+
+def test_C4_what_names_no_kind_is_judged_as_a_task_before_it_is_sent(client, fake):
+    fake.routes = {"POST /v1/jobs/validate": refusal(422, "INVALID_SPEC")}
+    for spec in ({"kind": "pytroch"}, {}):
+        with pytest.raises(RequestRefused, match="INVALID_SPEC"):
+            client.tasks.create({"spec": spec})
 
 
 def test_C16_validating_sends_the_small_copy_that_is_asked_for(client, fake):

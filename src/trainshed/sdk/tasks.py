@@ -41,6 +41,7 @@ EVENTS_POLL_SECONDS = 1.0
 MOST_EVENTS = 1000
 """As many come at once."""
 _JOB_PREFIX = "job_"
+_KINDS = ("pytorch", "ray")
 T = TypeVar("T")
 
 
@@ -85,9 +86,13 @@ class Tasks:
         the first try, so that repeating the call after a lost answer finds the same task; give your own to be
         safe across restarts of your program. With ``allow_duplicate=False`` an identical task of the same
         user within 60 s is taken for a mistake and raises `Conflict` ``DUPLICATE_SUSPECTED``; so it is by
-        default where there is no request id. Raises `ApiError` with every fault at once.
+        default where there is no request id. Raises `ApiError` with every fault at once, those of a task also
+        where ``kind`` is missing or misspelt.
         """
         body: dict[str, Any] = {"type": "train", **request}
+        if not _names_its_kind(body):
+            # The door for submissions takes what names no kind for a Runner's request; this one does not.
+            self.validate(body)
         if make_request_id and "request_id" not in body:
             body["request_id"] = str(uuid.uuid4())
         if allow_duplicate is not None:
@@ -379,6 +384,11 @@ class Tasks:
 
     def _patiently(self, once: Callable[[], T], outage_seconds: float, deadline: float | None) -> T:
         return self._transport.patiently(once, outage_seconds=outage_seconds, deadline=deadline)
+
+
+def _names_its_kind(body: Mapping[str, Any]) -> bool:
+    spec = body.get("spec")
+    return isinstance(spec, Mapping) and (spec.get("kind") in _KINDS or "task_type" in spec)
 
 
 def _refusal(status: int, body: bytes) -> ApiError | None:

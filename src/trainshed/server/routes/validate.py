@@ -44,8 +44,8 @@ def validate(call: Call) -> shapes.ValidatedTask:
     submitted. Every fault is answered at once, as creation would.
     """
     document = call.json()
-    if not is_training(document):
-        said = "only training tasks are validated: `spec.kind` is `pytorch` or `ray`"
+    if not is_training(document) and _is_of_another_kind(document):
+        said = "this is no training task: `spec.kind` is `pytorch` or `ray`"
         hint = (
             "`POST /v1/scripts/route` says where a packed project would run." if is_script(document) else ""
         )
@@ -73,6 +73,16 @@ def validate(call: Call) -> shapes.ValidatedTask:
         ahead=place.ahead_of,
         estimated_start=when,
         warnings=[shapes.Warned(**each.as_dict()) for each in effective.warnings],
+    )
+
+
+def _is_of_another_kind(document: Any) -> bool:
+    """Whether it is no task with a mistake in its kind, but a packed project or a Runner's request."""
+    spec = document.get("spec") if isinstance(document, dict) else None
+    return (
+        is_script(document)
+        or (isinstance(document, dict) and "trials" in document)
+        or (isinstance(spec, dict) and "runner" in spec)
     )
 
 
