@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -142,6 +146,34 @@ def test_deleting_says_what_was_deleted(run, fake):
     assert ran.status == Exit.OK
     assert ran.out.startswith(f"Deleted {ID}")
     assert run("checkpoint", "delete", ID, "--json").json == documents.receipt()
+
+
+@pytest.mark.parametrize(
+    ("answer", "more", "status"),
+    [(b"y\n", (), Exit.OK), (b"n\n", (), Exit.INTERRUPTED), (b"", ("--yes",), Exit.OK)],
+)
+def test_at_a_terminal_a_person_is_asked_before_a_checkpoint_goes(fake, tmp_path, answer, more, status):
+    fake.routes[DELETE] = Reply(body=documents.receipt())
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("TRAINSHED_", "ENVLOOP_"))
+    }
+    place = {"TRAINSHED_URL": fake.url, "TRAINSHED_API_KEY": "tsk_test", "TRAINSHED_HOME": str(tmp_path)}
+    mine, theirs = pty.openpty()
+    os.write(mine, answer)
+    ran = subprocess.run(
+        [sys.executable, "-m", "trainshed", "checkpoint", "delete", ID, *more],
+        env=own | place,
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(theirs)
+    os.close(mine)
+    assert ran.returncode == status, ran
+    assert (f"Delete {ID} and the Artifacts that are its files?" in ran.stderr + ran.stdout) is bool(answer)
+    assert len(fake.asked(DELETE)) == (1 if status == Exit.OK else 0)
 
 
 def test_what_is_in_use_exits_as_a_conflict(run, fake):

@@ -220,6 +220,9 @@ def test_a_damaged_blob_is_told_with_what_it_affects_and_what_to_do(
     for target in targets:
         [again] = damages(site, f"?target={target}")
         assert (again["sha256"], again["message"]) == (digest, damage["message"])
+        # Who asks for a content by its name is told to publish that one, not another that shares its bytes.
+        named = "team/words@1" if "words" in target else "team/copy@7"
+        assert f"verify {named} --repair`, then publish it again: " in again["advice"]
     assert damages(site, f"?target={hashlib.sha256(b'one').hexdigest()}") == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -123,13 +124,19 @@ def urls(session: Session, name: str, *, quiet: bool) -> None:
 
 @checkpoint.command()
 @click.argument("name", metavar="CHECKPOINT", type=CHECKPOINT)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--wait", is_flag=True, help="Wait until the deletion is done.")
 @click.option("--wait-timeout", type=SECONDS, default=600.0, help="Seconds to wait at most (exit 8).")
 @json_option
 @click.pass_obj
-def delete(session: Session, name: str, *, wait: bool, wait_timeout: float) -> None:
-    """Delete a Checkpoint. Refused (exit 6) while it is pinned or a Trial resumes from it. Repeatable."""
+def delete(session: Session, name: str, *, yes: bool, wait: bool, wait_timeout: float) -> None:
+    """Delete a Checkpoint, and the Artifacts of its Trial that are its files.
+
+    Refused (exit 6) while it is pinned or a Trial resumes from it. Repeatable. Asks at a terminal.
+    """
     with session.client() as client:
+        if not yes and not session.json and sys.stdin.isatty():
+            click.confirm(f"Delete {name} and the Artifacts that are its files?", abort=True, err=True)
         receipt = client.checkpoints.delete(name, wait=wait, timeout=wait_timeout)
     said = f"Deleted {receipt.get('resource_id')} (operation {receipt.get('operation_id')})."
     session.show(receipt, Sentence(lambda _: said))

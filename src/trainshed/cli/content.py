@@ -18,7 +18,8 @@ from trainshed.cli.session import Session, interactive, json_option
 if TYPE_CHECKING:
     from trainshed.sdk import Client
 
-_POLL_SECONDS = 0.5
+_FIRST_POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 0.5
 _HOLDERS = ("versions", "revisions", "jobs", "artifacts", "checkpoints")
 
 
@@ -226,7 +227,7 @@ def gc(context: click.Context, *, dry_run: bool, wait_timeout: float | None) -> 
             session.show(client.content.garbage(), _FREEABLE)
             return
         until = None if wait_timeout is None else time.monotonic() + wait_timeout
-        asked = client.content.collect_garbage()
+        asked, pause = client.content.collect_garbage(), _FIRST_POLL_SECONDS
         while True:
             state = client.content.passes()["asked"]
             if state["request_id"] != asked["request_id"]:
@@ -235,7 +236,8 @@ def gc(context: click.Context, *, dry_run: bool, wait_timeout: float | None) -> 
                 break
             if until is not None and time.monotonic() >= until:
                 raise WaitTimeout("the pass is not over; it goes on, and `content gc` would begin another")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL_SECONDS)
     session.show(state, _COLLECTED)
     context.exit(Exit.OK if state["state"] == "done" else Exit.FAILED)
 

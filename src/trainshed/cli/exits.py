@@ -28,14 +28,15 @@ class Exit(IntEnum):
 MEANINGS: dict[Exit, str] = {
     Exit.OK: "Done; with `--wait` or `--follow` after `job submit` or `train create`: it completed.",
     Exit.FAILED: "The Job, Trial or task waited for ended failed or cancelled; or a local step failed (a "
-    "download that is incomplete or damaged, a file in the way).",
+    "download that is incomplete or damaged, a file in the way); or bytes that the server stores and this "
+    "needs are damaged (`CONTENT_DAMAGED`).",
     Exit.USAGE: "The command line is wrong, or this user's settings are, or a file is no YAML or JSON; "
     "nothing was sent.",
     Exit.REFUSED: "The request was refused: by the server (any 4xx without a line of its own here), or "
     "before sending (`runner publish` of a tree that cannot be published).",
     Exit.ACCESS: "No valid key (401), or the key may not do this (403).",
     Exit.NOT_FOUND: "There is no such thing, or this key may not see it (404, 410).",
-    Exit.CONFLICT: "It collides with what is there (409, 412).",
+    Exit.CONFLICT: "It collides with what is there (409 but for damage, 412).",
     Exit.UNAVAILABLE: "The server cannot answer now: no connection, 5xx or 429, after automatic retries; "
     "`status`: nothing answers.",
     Exit.TIMEOUT: "The time given for waiting ran out; the Job or task goes on.",

@@ -278,7 +278,7 @@ def _wanted(frozen: Mapping[str, Any], error: ApiError, fault: FieldFault) -> It
     elif where.startswith("resume_from"):
         yield _sentence(
             f"a Checkpoint stays on its server: run the Job there that has "
-            f"{trial['resume_from']['checkpoint_id']}"
+            f"{trial['resume_from']['checkpoint_id']}; if that was deleted, nothing can go on from it"
         )
 
 

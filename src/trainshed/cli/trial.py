@@ -119,7 +119,8 @@ def download(
 ) -> None:
     """Download artifacts (all, or those NAMED) and verify size and SHA-256 of each.
 
-    Exits 1 if any file is missing, failed or not uploaded by the server.
+    Exits 1 if any file is missing, failed or not uploaded by the server; where all are asked for also if a
+    declared output could not be stored when the program ended.
     """
     session = context.ensure_object(Session)
     target = folder or Path(trial_id)
@@ -127,9 +128,11 @@ def download(
         results = fetch(
             session, client, trial_id, target, names=names or None, overwrite=overwrite, parallel=parallel
         )
+        problems = [] if names else client.trials.get(trial_id).raw["problems"]
     document, view = outcome(trial_id, target, results)
-    session.show(document, view)
-    complete = all(result.path is not None for result in results)
+    document["problems"] = problems
+    session.show(document, view, *([views.PROBLEMS] if problems else []))
+    complete = all(result.path is not None for result in results) and not problems
     context.exit(Exit.OK if complete else Exit.FAILED)
 
 

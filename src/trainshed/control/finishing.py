@@ -242,7 +242,6 @@ class Finisher:
             # The start was recorded, and only then it turned out that nothing can be executed.
             reason = seen.detail or "no reason was recorded"
             return Outcome(State.FAILED, "LAUNCH_FAILED", f"The program could not be executed: {reason}")
-        first = found.problems[0] if found.problems else None
         return outcome(
             ending=ending,
             exit_code=seen.exit.code if seen.exit else None,
@@ -250,9 +249,18 @@ class Finisher:
             output_status=OutputStatus(found.status.value),
             stop_requested=stopped,
             limits=EffectiveResources(trial.gpu_type, trial.amounts, trial.timeout_seconds),
-            detail=f"{first.name}: {first.message}" if first else (seen.detail or ""),
+            detail=_first_problem(found) or seen.detail or "",
             outputs=len(found.files),
         )
+
+
+def _first_problem(found: Collection) -> str:
+    if not found.problems:
+        return ""
+    first = found.problems[0]
+    others = len(found.problems) + found.problems_not_shown - 1
+    more = f"; the Trial's `problems` tell {others} more" if others else ""
+    return f"{first.name}: {first.message}{more}"
 
 
 class ArtifactBatch:

@@ -265,7 +265,7 @@ class Verification:
     def _damage(self, sha256: str, problem: str, message: str) -> Damage | None:
         """The damage with all that it affects; ``None`` if the blob was collected meanwhile."""
         with self._database.read() as connection:
-            affected = holders.holders_of(connection, sha256)
+            affected = holders.holders_of(connection, sha256, first=self._scope.asked)
             if problem == "missing" and not affected.any and not holders.still_recorded(connection, sha256):
                 return None
         advice = advice_for(problem, affected, taken_out=message == _NOT_RECORDED)

@@ -12,7 +12,9 @@ from sqlalchemy import (
     Connection,
     Select,
     Subquery,
+    and_,
     bindparam,
+    case,
     delete,
     func,
     select,
@@ -50,6 +52,8 @@ class Scope:
     """What these manifests hold."""
     job_id: str | None = None
     """What a Job consumed and produced."""
+    asked: str = ""
+    """The name and version by which somebody asked for ``manifests``; others may share them."""
 
     @property
     def everything(self) -> bool:
@@ -223,8 +227,11 @@ def manifests_named(connection: Connection, kind: str | None, name: str, ref: st
     return sorted(set(connection.execute(union(named, run)).scalars()))
 
 
-def holders_of(connection: Connection, sha256: str) -> Holders:
-    """Everything that is made of a blob, or of a manifest with that digest."""
+def holders_of(connection: Connection, sha256: str, *, first: str = "") -> Holders:
+    """Everything that is made of a blob, or of a manifest with that digest.
+
+    The version ``first`` (``namespace/name@version``) stands before the others, whatever they are called.
+    """
     keeping = select(manifest_blobs.c.manifest_sha256).where(manifest_blobs.c.sha256 == sha256)
     found = set(connection.execute(keeping).scalars()) | {sha256}
     mine = tuple(sorted(found))
@@ -244,7 +251,9 @@ def holders_of(connection: Connection, sha256: str) -> Holders:
         .distinct()
     )
     return Holders(
-        versions=_some(connection, versions, lambda row: f"{row.kind} {row.name}@{row.version}"),
+        versions=_some(
+            connection, versions, lambda row: f"{row.kind} {row.name}@{row.version}", _is_not(first)
+        ),
         revisions=_some(connection, revisions, lambda row: f"{row.runner}@{row.revision}"),
         jobs=_some(connection, _jobs(mine, sha256), lambda row: str(row.job_id)),
         artifacts=_some(connection, produced, lambda row: f"{row.trial_id} {row.name}"),
@@ -264,12 +273,21 @@ def _jobs(mine: Sequence[str], sha256: str) -> Select[Any]:
     return select(trials.c.job_id).where(consumed | made | trials.c.snapshot_sha256.in_(mine)).distinct()
 
 
-def _some(connection: Connection, query: Select[Any], show: Any) -> Named:
+def _is_not(first: str) -> ColumnElement[Any]:
+    name, _, version = first.rpartition("@")
+    return case(
+        (and_(content_versions.c.name == name, content_versions.c.version == version), 0),
+        (content_versions.c.name == name, 1),
+        else_=2,
+    )
+
+
+def _some(connection: Connection, query: Select[Any], show: Any, *order: ColumnElement[Any]) -> Named:
     counted = query.subquery()
     count = connection.execute(select(func.count()).select_from(counted)).scalar_one()
     if not count:
         return Named()
-    ordered = query.order_by(*query.selected_columns).limit(SHOWN)
+    ordered = query.order_by(*order, *query.selected_columns).limit(SHOWN)
     return Named([show(row) for row in connection.execute(ordered)], count)
 
 

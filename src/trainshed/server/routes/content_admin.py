@@ -286,7 +286,7 @@ def _named(call: Call, target: str) -> Scope:
         ]
     if not found:
         raise Refusal.of("CONTENT_NOT_FOUND", f"there is no readable `{target[:200]}`", path="target")
-    return Scope(manifests=tuple(found))
+    return Scope(manifests=tuple(found), asked=f"{name}@{ref}")
 
 
 def _may_read(call: Call, connection: Connection, name: str, digest: str) -> bool:
