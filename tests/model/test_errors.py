@@ -79,6 +79,12 @@ def test_the_first_code_in_the_contracts_order_is_the_answers_code(names):
     assert {error["code"] for error in body["errors"]} == set(names)
 
 
+def test_the_hint_is_the_first_faults_then_those_of_others_that_fit_whole():
+    hints = ["Do a.", "", "Do b.", "Do a.", f"Do {'c' * 990}.", "Do d."]
+    refusal = Refusal([Fault(str(place), "INVALID_PROFILE", "x", hint) for place, hint in enumerate(hints)])
+    assert refusal.body()["hint"] == "Do a. Do b. Do d."
+
+
 def test_a_code_that_the_catalogue_does_not_know_is_answered_as_an_invalid_spec():
     refusal = Refusal.of("C_SOMETHING", "said elsewhere")
     assert (refusal.code, refusal.status) == ("INVALID_SPEC", 422)

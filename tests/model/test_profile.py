@@ -192,6 +192,13 @@ def test_A18_the_uri_of_a_recipe_ends_in_its_digest(ref):
     assert "<manifest_sha256>" in found["recipe.uri"]
 
 
+@pytest.mark.parametrize(("key", "kind"), [("recipe", "recipes"), ("plugins", "plugins")])
+def test_A18_who_leaves_a_uri_out_is_told_the_form_that_is_taken(key, kind):
+    reference = {"manifest_sha256": RECIPE}
+    [message] = faults(v2(**{key: reference if key == "recipe" else [reference]})).values()
+    assert f"write envloop://{kind}/namespace/name@<manifest_sha256>" in message
+
+
 def test_A18_the_uri_of_a_plugin_ends_in_its_digest():
     plugin = {"uri": "envloop://plugins/a/b@1.0", "manifest_sha256": PLUGIN}
     assert list(faults(v1(plugins=[plugin]))) == ["plugins[0].uri"]

@@ -72,7 +72,11 @@ def test_malformed_parts_hide_no_fault_that_is_looked_up(world: World, name: str
     }
     first = body["errors"][0]
     assert (body["code"], body["message"]) == (first["code"], first["message"])
-    assert ("plugin approve" in body["hint"]) == first["path"].startswith("spec.profile.plugins")
+    wanted = {
+        "spec.profile.plugins[0]": "With the owner key",
+        "spec.profile.inputs.other.uri": "Check the name",
+    }
+    assert body["hint"].startswith(wanted[first["path"]])
 
 
 def test_E100_a_runner_that_runs_recipes_is_not_started_without_a_profile(
@@ -120,6 +124,23 @@ def test_hints_name_the_command_of_their_kind(world: World, kind: ContentKind):
     answer = world.site.get(f"/v1/content/{kind}/no/such/versions/1")
     assert answer.json()["code"] == "CONTENT_NOT_FOUND"
     assert f"`trainshed {kind.removesuffix('s')} list`" in answer.json()["hint"]
+
+
+def test_of_two_faults_each_is_told_with_what_to_do(world: World, name: str):
+    plugin = world.new_plugin(name, approved=False)
+    data = published(world.site, ContentKind.DATASETS, name, {"a.txt": b"gone"}, version="1")
+    world.withdraw(data)
+    body = refusal(world, world.v1(inputs={"data": data.reference}, plugins=[plugin.reference]))
+    assert [each["code"] for each in body["errors"]] == ["ACCESS_DENIED", "PROFILE_ARCHIVED"]
+    assert f"`trainshed plugin approve {name}@{plugin.manifest_sha256}`" in body["hint"]
+    assert body["hint"].endswith(f"`trainshed dataset versions {name}`.")
+
+
+def test_E92_of_content_that_is_not_there_the_hint_is_to_check_its_name(world: World):
+    nothing = {"uri": "envloop://datasets/no/such@1", "manifest_sha256": NOTHING}
+    body = refusal(world, world.v1(inputs={"data": nothing}))
+    assert body["hint"].startswith("Check the name: `trainshed dataset list` ")
+    assert "ask its owner" in body["hint"]
 
 
 def test_a_resume_of_a_malformed_job_says_so(world: World):

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainshed.content.blobs import BlobError, BlobNotFound, BlobStore, DigestMismatch
 from trainshed.control.frozen import ContentUse, FrozenProfile
-from trainshed.control.references import approval_hint, unknown_version
+from trainshed.control.references import approval_hint, denied_hint, unknown_version, versions_hint
 from trainshed.model import mending
 from trainshed.model.access import Principal
 from trainshed.model.content import ContentKind, ContentUri
@@ -249,7 +249,7 @@ class _Freezing:
         document["plugins"] = [self.plugin(number, each) for number, each in enumerate(profile.plugins)]
         if recipe is not None and recipe.inputs is not None:
             for name, wanted in recipe.inputs.items():
-                if wanted.required and name not in profile.inputs:
+                if wanted.required and name not in profile.given_inputs:
                     self.add(
                         ("inputs", name), _MALFORMED, f"is missing; the Recipe needs a {wanted.kind.noun}"
                     )
@@ -450,7 +450,8 @@ class _Freezing:
         if contents.readable(self.connection, self.project_id, uri.kind, uri.full_name):
             there = contents.find_version(self.connection, uri.kind, uri.full_name, uri.ref)
             if there is not None:
-                return "PROFILE_ARCHIVED", "was withdrawn by its publisher", ""
+                hint = versions_hint(uri.kind, uri.full_name)
+                return "PROFILE_ARCHIVED", "was withdrawn by its publisher", hint
             said, hint = unknown_version(self.connection, uri.kind, uri.full_name, uri.ref)
             # Nothing is denied: who may read a content is told its versions anyway.
             return _MALFORMED, f"does not exist: {said}", hint
@@ -459,7 +460,7 @@ class _Freezing:
             # Of a submission to a new server both are missing, and are to be told in one answer.
             hint = f"Publish it there, readable for the project. {approval_hint(uri.full_name, uri.ref)}"
             return "ACCESS_DENIED", f"{said}; a plugin has to be approved on this deployment, too", hint
-        return "ACCESS_DENIED", said, ""
+        return "ACCESS_DENIED", said, denied_hint(uri.kind)
 
     def use(self, role: str, version: ContentVersion) -> None:
         kind = ContentKind(version.kind)

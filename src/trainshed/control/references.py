@@ -21,12 +21,25 @@ def unknown_version(connection: Connection, kind: ContentKind, name: str, ref: s
         said += "; `latest` is no version: a reference takes a label or a manifest's digest"
     else:
         said += "; a reference takes a label or a manifest's digest"
-    return said, f"List its versions with `{command(kind)} versions {name}`."
+    return said, versions_hint(kind, name)
+
+
+def versions_hint(kind: ContentKind, name: str) -> str:
+    """What to do where a version of a content that may be read is unknown or withdrawn."""
+    return f"List its versions with `{command(kind)} versions {name}`."
 
 
 def list_hint(kind: ContentKind) -> str:
     """What to do where a content is unknown or may not be read."""
     return f"List what you may read with `{command(kind)} list`."
+
+
+def denied_hint(kind: ContentKind) -> str:
+    """The same where access is at stake: unknown and forbidden are one answer, so it is for either (E94)."""
+    return (
+        f"Check the name: `{command(kind)} list` shows what you may read. If it is another project's, ask "
+        "its owner for access."
+    )
 
 
 def approval_hint(name: str, manifest_sha256: str) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 MAX_BODY_BYTES = 8192
 """A longer error body cannot be parsed by the published client (contract E b0)."""
+MAX_HINT_CHARS = 1000
+"""Of the answer's ``hint``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +229,19 @@ class Refusal(Exception):
 
     @property
     def hint(self) -> str:
-        """Of the first fault: headline, status and hint belong to the same one."""
-        return self.faults[0].hint or CODES[self.code].hint
+        """Of the first fault, as headline and status are; then other faults' own, as many as have room."""
+        said = self.faults[0].hint or CODES[self.code].hint
+        for hint in dict.fromkeys(fault.hint for fault in self.faults[1:] if fault.hint):
+            if hint not in said and len(said) + 1 + len(hint) <= MAX_HINT_CHARS:
+                said = f"{said} {hint}"
+        return said
 
     def body(self) -> dict[str, Any]:
         """The one error shape, at most `MAX_BODY_BYTES` as compact JSON."""
         base = {
             "code": self.code,
             "message": _clip(self.message, 600),
-            "hint": _clip(self.hint, 1000),
+            "hint": _clip(self.hint, MAX_HINT_CHARS),
             **self.extra,
         }
         if _size(base) > MAX_BODY_BYTES // 2:

@@ -33,6 +33,8 @@ _KEYS = {
 }
 _REFERENCE_KEYS = ("uri", "manifest_sha256")
 _INPUT_KEYS = (*_REFERENCE_KEYS, "config", "split")
+_PINNED_KINDS = frozenset({ContentKind.RECIPES, ContentKind.PLUGINS})
+"""What is executed: its URI ends in its digest, too (A18)."""
 _INPUT_KINDS = (ContentKind.DATASETS, ContentKind.MODELS)
 _CHOICES = frozenset({"provider", "executor", "backend"})
 """Of the parameters of v1: no schema says that they mean anything else (E60, E96)."""
@@ -65,6 +67,8 @@ class JobProfile:
     """As given: ``recipe`` of v1, ``parameters`` of v2. JSON values, none with a fraction (E97)."""
     recipe: Reference | None = None
     """The Recipe of v2; v1 names none."""
+    given_inputs: frozenset[str] = frozenset()
+    """The names of all inputs, those included whose reference is at fault and not in ``inputs``."""
 
 
 def parse_profile(value: Mapping[str, Any], path: str, faults: FaultList) -> JobProfile | None:
@@ -112,12 +116,14 @@ class _Checker:
                 self.add(
                     (key,), f"is missing; write {'[]' if key == 'plugins' else '{...}'} where there is none"
                 )
+        inputs = value.get("inputs", {})
         return JobProfile(
             schema=schema,
-            inputs=MappingProxyType(dict(self.inputs(value.get("inputs", {})))),
+            inputs=MappingProxyType(dict(self.inputs(inputs))),
             plugins=tuple(self.plugins(value.get("plugins", []))),
             parameters=self.parameters("recipe" if schema == PROFILE_V1 else "parameters", value),
             recipe=self.recipe(value["recipe"]) if schema == PROFILE_V2 and "recipe" in value else None,
+            given_inputs=frozenset(inputs if isinstance(inputs, dict) else ()),
         )
 
     def known_keys(
@@ -228,7 +234,8 @@ class _Checker:
     ) -> ContentUri | None:
         if not isinstance(value, str):
             said = "is missing" if value is None else "must be a string"
-            self.add(place, f"{said}; write {SCHEME}{kinds[0]}/namespace/name@version")
+            ref = "<manifest_sha256>" if kinds[0] in _PINNED_KINDS else "version"
+            self.add(place, f"{said}; write {SCHEME}{kinds[0]}/namespace/name@{ref}")
             return None
         if _is_local(value):
             publish = f"trainshed {kinds[0].noun.lower()} publish"
