@@ -11,6 +11,7 @@ from support import documents
 from support.fake_server import DROP, Reply, refusal
 from support.runners import repository
 from trainshed.cli.exits import MEANINGS, Exit
+from trainshed.cli.reference import commands
 
 JOB = f"GET /v1/jobs/{documents.JOB_ID}"
 GET = ("job", "get", documents.JOB_ID)
@@ -132,6 +133,53 @@ def test_a_mistyped_command_exits_2_and_says_what_was_meant(run, quiet, argument
     ran = run(*arguments)
     assert ran.status == Exit.USAGE
     assert said in ran.err
+
+
+JSON_COMMANDS = [
+    name for name, command in commands() if any("--json" in each.opts for each in command.params)
+]
+
+
+@pytest.mark.parametrize("name", JSON_COMMANDS)
+@pytest.mark.parametrize("words", [("--json", "--no-such-option"), ("--no-such-option", "--json")])
+def test_a_program_is_told_of_a_wrong_command_line_as_json(run, quiet, name, words):
+    ran = run(*name.split(), *words)
+    assert (ran.status, ran.raw) == (Exit.USAGE, b"")
+    found = json.loads(ran.err.splitlines()[-1])
+    assert "no-such-option" in found["message"]
+    assert f"`trainshed {name} --help`" in found["hint"]
+    code = "invalid_request" if name.startswith("gpu ") else None
+    assert (found["error"], found["code"], found["status"], found["errors"]) == ("UsageError", code, None, [])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("jbo", "list", "--json"),
+        ("gpu", "jobz", "--json"),
+        ("job", "get", "--json"),
+        ("job", "list", "--limit", "0", "--json"),
+        ("job", "rerun", "no-file.json", "--json"),
+        ("job", "submit", "--json"),
+        ("dataset", "publish", "no-file", "--name", "lab/x", "--version", "1", "--json"),
+        ("train", "create", "-f", "no-file", "--json"),
+    ],
+)
+def test_every_refusal_of_a_command_line_is_one_json_line(run, quiet, arguments):
+    ran = run(*arguments)
+    assert (ran.status, ran.raw) == (Exit.USAGE, b"")
+    assert json.loads(ran.err.splitlines()[-1]).keys() >= {"code", "status", "message", "hint", "errors"}
+
+
+def test_json_that_is_no_option_of_the_command_is_told_in_words(run, quiet):
+    for arguments in (("serve", "--json"), ("job", "get", "--", "--json", "x")):
+        assert run(*arguments).err.startswith("Usage: ")
+
+
+def test_a_refusal_of_this_machine_has_the_keys_that_programs_read(run, quiet):
+    found = json.loads(run(*GET, "--json").err.splitlines()[-1])
+    assert (found["error"], found["code"], found["status"]) == ("ConfigurationError", None, None)
+    assert found["errors"] == []
 
 
 def test_without_any_server_the_command_says_what_to_set(run, quiet):

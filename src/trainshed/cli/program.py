@@ -73,21 +73,18 @@ def root(session: Session, url: str | None, project: str | None) -> None:
 def run(arguments: Sequence[str] | None = None, program: click.Group = root) -> int:
     """Run the program and return its exit status (`trainshed.cli.exits`)."""
     session = Session(program=program_name())
+    given = list(sys.argv[1:] if arguments is None else arguments)
     _fill_in_closed_streams()
     try:
         status = program.main(
-            args=list(arguments) if arguments is not None else None,
+            args=given,
             prog_name=session.program,
             standalone_mode=False,
             obj=session,
         )
         sys.stdout.flush()
     except click.ClickException as error:
-        from trainshed.cli.output import plain  # noqa: PLC0415 - not for `--help`
-
-        shown = io.StringIO()
-        error.show(file=shown)
-        click.echo(plain(shown.getvalue()), err=True, nl=False)
+        _tell_misuse(session, given, error)
         return Exit.USAGE
     except click.Abort:
         click.echo("interrupted", err=True)
@@ -98,7 +95,7 @@ def run(arguments: Sequence[str] | None = None, program: click.Group = root) -> 
         _give_up_stdout()
         return Exit.OK
     except OSError as error:
-        from trainshed.sdk.errors import TrainshedError  # noqa: PLC0415 - as above
+        from trainshed.sdk.errors import TrainshedError  # noqa: PLC0415 - not for `--help`
 
         # Files that a command names are handled where they are used; what remains is the output.
         _give_up_stdout()
@@ -114,6 +111,29 @@ def run(arguments: Sequence[str] | None = None, program: click.Group = root) -> 
         session.report(error)
         return session.exit_for(error)
     return status if isinstance(status, int) else Exit.OK
+
+
+def _tell_misuse(session: Session, given: Sequence[str], error: click.ClickException) -> None:
+    """Say what is wrong with the command line, in the form that was asked for."""
+    if session.json or _json_is_asked_for(given, error):
+        session.report_misuse(error)
+        return
+    from trainshed.cli.output import plain  # noqa: PLC0415 - not for `--help`
+
+    shown = io.StringIO()
+    error.show(file=shown)
+    click.echo(plain(shown.getvalue()), err=True, nl=False)
+
+
+def _json_is_asked_for(given: Sequence[str], error: click.ClickException) -> bool:
+    """Whether ``--json`` stands in a command line that could not be read as far as that."""
+    words = given[: given.index("--")] if "--" in given else given
+    context = getattr(error, "ctx", None)
+    if context is None or "--json" not in words:
+        return False
+    # Whoever mistyped the command meant one that has the option; to others it is the mistake itself.
+    command = context.command
+    return isinstance(command, click.Group) or any("--json" in each.opts for each in command.params)
 
 
 def _give_up_stdout() -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_SUGGESTIONS = 3
+_OWN_REFUSAL: Mapping[str, Any] = {"code": None, "status": None, "errors": []}
+"""What programs find in every refusal, as it is where no server was asked."""
 
 
 class Session:
@@ -143,6 +145,22 @@ class Session:
 
             self.submitting = may_be_submitted(error)
         self.tell_what_goes_on()
+
+    def report_misuse(self, error: click.ClickException) -> None:
+        """Tell a program what is wrong with its command line."""
+        import json  # noqa: PLC0415 - see above
+
+        context = getattr(error, "ctx", None)
+        called = "" if context is None else context.command_path
+        of_gpu = "gpu" in called.split()[:2]
+        document = {
+            **_OWN_REFUSAL,
+            "error": "UsageError",
+            "code": "invalid_request" if of_gpu else None,
+            "message": error.format_message(),
+            "hint": f"`{called} --help` says how it is written." if called else "",
+        }
+        click.echo(json.dumps(document), err=True)
 
     def tell_what_goes_on(self) -> None:
         """Name the Job or task that this command leaves behind, and how to go on with it."""
@@ -269,7 +287,12 @@ def _listed(paths: Sequence[str]) -> str:
 def _error_document(error: TrainshedError, suggestions: list[str]) -> dict[str, Any]:
     from trainshed.sdk.errors import ApiError, InvalidSpec, NotFreezable  # noqa: PLC0415 - see above
 
-    document: dict[str, Any] = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+    document: dict[str, Any] = {
+        **_OWN_REFUSAL,
+        "error": type(error).__name__,
+        "message": error.message,
+        "hint": error.hint,
+    }
     if isinstance(error, ApiError):
         document |= {"status": error.status, **_extra(error.body)}
     if isinstance(error, InvalidSpec):
