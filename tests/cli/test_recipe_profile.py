@@ -123,6 +123,36 @@ def test_E97_E101_E104_all_that_is_wrong_is_named_before_anything_is_sent(run: R
     assert "parameters.lr" in local.stderr
 
 
+def test_what_is_misspelt_or_not_there_hides_nothing_else_that_is_wrong(run: Run):
+    wrong = (
+        "--input data=team/wrds,splt=x",
+        "--input base",
+        "--plugin team/nope",
+        "--param stps=2",
+        "--param lr=/home/ada/x",
+        "--param lr=1",
+    )
+    given = [word for each in wrong for word in each.split(" ", 1)]
+    done = run("recipe", "profile", "team/recipe", *given, status=Exit.USAGE)
+    told = [line for line in done.stderr.splitlines() if line.startswith("  - ")]
+    for said in (
+        "input `base`, a Model",
+        "parameter `steps`",
+        "--input base: write NAME=VALUE",
+        "--param: `lr` is given twice",
+        "--input data: `splt` is not known; did you mean `split`?",
+        "--input data: there is no readable Dataset `team/wrds`; did you mean team/words?",
+        "--plugin: there is no readable Plugin `team/nope`",
+        "'stps' unexpected",
+        "parameters.lr",
+    ):
+        [line] = [line for line in told if said in line]
+        told.remove(line)
+    assert told == []
+    alone = run("recipe", "profile", "team/recipe", *GIVEN, "--plugin", "team/plugi", status=Exit.NOT_FOUND)
+    assert "did you mean team/plugin?" in alone.stderr
+
+
 def test_E94_a_plugin_is_named_by_its_digest_and_lacking_approval_is_told(run: Run):
     done = run("recipe", "profile", "team/recipe", *GIVEN, "--plugin", "team/plugin@p1")
     [plugin] = json.loads(done.stdout)["plugins"]

@@ -26,8 +26,11 @@ class DraftInput:
     """One input as it was named, and what its version says of itself."""
 
     kind: ContentKind
-    reference: Mapping[str, str]
-    """``uri``, ``manifest_sha256``, and ``config`` and ``split`` where they were given."""
+    reference: Mapping[str, str] = field(default_factory=dict)
+    """``uri``, ``manifest_sha256``, and ``config`` and ``split`` where they were given.
+
+    Empty for one that was not found, which the caller tells.
+    """
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Config -> split -> patterns, of a Dataset."""
 
@@ -89,9 +92,6 @@ def draft_profile(
             wanted_parameters[name] = f"<{told}>"
             unset.add(name)
     merged, found = apply_schema(recipe.parameters, wanted_parameters)
-    for place, message in found:
-        if not place or place[0] not in unset:
-            faults.append(f"{place_text('parameters', place)} {message}")
     document = {
         "schema": PROFILE_V2,
         "recipe": dict(recipe_reference),
@@ -99,10 +99,15 @@ def draft_profile(
         "inputs": placed,
         "plugins": [dict(each) for each in plugins],
     }
-    if not missing and not faults:
-        rules = FaultList()
-        parse_profile(document, "", rules)
-        faults += [f"{fault.path} {fault.message}" for fault in rules.faults]
+    known = {name: dict(each.reference) for name, each in inputs.items() if each.reference}
+    rules = FaultList()
+    parse_profile({**document, "inputs": known}, "", rules)
+    faults += [f"{fault.path} {fault.message}" for fault in rules.faults]
+    judged = {fault.path for fault in rules.faults}
+    for place, message in found:
+        where = place_text("parameters", place)
+        if where not in judged and (not place or place[0] not in unset):
+            faults.append(f"{where} {message}")
     return Draft(document, missing, faults)
 
 
@@ -114,7 +119,7 @@ def _input_faults(recipe: Recipe, inputs: Mapping[str, DraftInput]) -> Iterator[
             yield f"input `{name}` is none of the Recipe's; its inputs: {known}"
         elif wanted is not None and wanted.kind is not given.kind:
             yield f"input `{name}` is a {given.kind.noun}, and the Recipe takes a {wanted.kind.noun} here"
-        elif given.kind is ContentKind.DATASETS:
+        elif given.kind is ContentKind.DATASETS and given.reference:
             yield from _part_faults(name, given)
 
 
