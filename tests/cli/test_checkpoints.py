@@ -13,8 +13,8 @@ import pytest
 
 from support import documents
 from support.fake_server import Reply, refusal
-from trainshed.cli import tables
 from trainshed.cli.exits import Exit
+from trainshed.cli.output import local_time
 
 ID = documents.CHECKPOINT_ID
 URI = f"envloop://{documents.JOB_ID}/{ID}"
@@ -50,6 +50,9 @@ def test_checkpoints_are_listed_as_a_table_as_json_and_as_ids(run, fake):
     header, first, second, third, *_ = ran.out.splitlines()
     assert header.split() == ["CHECKPOINT", "JOB/TRIAL", "STEP", "METRIC", "SIZE", "KEPT", "CREATED"]
     assert (ID in first, "0.25 eval_loss" in first, "yes" in first) == (True, True, True)
+    # In a pipe ids and times are whole.
+    assert f"  {kept['job_id']}/{kept['trial_id']}  " in first
+    assert first.endswith(local_time(kept["created_at"]))
     assert "pinned" in second
     assert "superseded" in third
     assert "--cursor next" in ran.out
@@ -64,14 +67,12 @@ def test_a_list_takes_a_line_a_row_at_100_columns(run, fake, monkeypatch):
         for n in range(3)
     ]
     fake.routes[LIST] = Reply(body=documents.page(*rows))
-    shown = []
-    laid_out = tables.lay_out
-    monkeypatch.setattr(
-        tables, "lay_out", lambda *given: shown.extend(laid_out(*given[:-1], 100)) or laid_out(*given)
-    )
-    run("checkpoint", "list")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = run("checkpoint", "list").out.splitlines()
     assert len(shown) == len(rows) + 1
-    assert all(not line.below for line in shown)
+    assert all(len(line) <= 100 for line in shown)
 
 
 def test_no_checkpoints_says_where_one_comes_from(run, fake):

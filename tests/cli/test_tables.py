@@ -118,6 +118,20 @@ def test_a_job_is_shown_with_runner_gpus_counts_and_a_short_request_id():
     assert views.short_request(job) == "cc305845…"
 
 
+def test_in_a_pipe_a_job_and_a_checkpoint_are_shown_with_whole_ids_and_selectors(capsys):
+    request = "cc305845-b5f2-4643-b6e6-0a543b6f551a"
+    selectors = [f"a/b@{digit * 40}" for digit in "01"]
+    trials = [documents.trial(runner={"selector": each}) for each in selectors]
+    job = documents.job(trials=trials, request_id=request)
+    HumanOutput().show({"items": [job]}, views.JOBS)
+    row = capsys.readouterr().out.splitlines()[1]
+    assert row.endswith(f"  {request}")
+    assert f"  {', '.join(selectors)}  " in row
+    checkpoint = {"checkpoint_id": "ckpt_1", "trial_id": documents.TRIAL_ID}
+    HumanOutput().show({"checkpoints": [checkpoint]}, views.CHECKPOINTS)
+    assert capsys.readouterr().out.splitlines()[1].endswith(f"  {documents.TRIAL_ID}")
+
+
 def test_a_job_without_a_runner_shows_the_gpus_that_it_got():
     asked_none = {"gpu_type": "", "gpus": 0}
     trial = documents.trial(runner=None, resources=asked_none)

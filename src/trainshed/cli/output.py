@@ -32,6 +32,8 @@ class Column:
     shortest: int = 0
     moments: bool = False
     """Times whose order counts: the header says their zone, and cells tell apart what one second holds."""
+    whole: Pick | None = None
+    """What cells show in a pipe, where ``value`` is an abridgement for terminals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +220,15 @@ def _draw_table(rows: Sequence[Mapping[str, Any]], table: Table) -> None:
     if not rows:
         sys.stdout.write(table.empty + "\n")
         return
-    columns = [_column([pick(row, each.value) for row in rows], each) for each in table.columns]
+    terminal = sys.stdout.isatty()
+    picks = [each.value if terminal or each.whole is None else each.whole for each in table.columns]
+    columns = [
+        _column([pick(row, what) for row in rows], each)
+        for what, each in zip(picks, table.columns, strict=True)
+    ]
     cells = [list(row) for row in zip(*(shown for _, shown in columns), strict=True)]
     found = ["" if table.below is None else pick(row, table.below) for row in rows]
     notes = ["" if note in {None, ""} else cell(note).replace("\n", " ") for note in found]
-    terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     shapes = [
         Shape(label, each.rank, each.shortest)

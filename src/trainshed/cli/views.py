@@ -95,10 +95,20 @@ def value_text(row: Document) -> str | None:
     return f"{value:g} {row.get('metric')}" if isinstance(value, int | float) else None
 
 
+def whole_origin(row: Document) -> str:
+    """Whose a Checkpoint is: the ids of its Job and its Trial."""
+    return f"{row.get('job_id')}/{row.get('trial_id')}"
+
+
 def origin_text(row: Document) -> str:
-    """Whose a Checkpoint is: digits that `job get` takes, and how the id of the Trial ends."""
+    """As `whole_origin`, for a terminal: digits that `job get` takes, and how the id of the Trial ends."""
     digits = str(row.get("job_id") or "").partition("_")[2][:_JOB_DIGITS]
     return f"{digits}/{_ending(row, 'trial_id')}"
+
+
+def created_text(row: Document) -> str:
+    """When it was made, for a narrow column."""
+    return short_time(str(row.get("created_at") or ""))
 
 
 def _ending(row: Document, key: str) -> str:
@@ -210,10 +220,16 @@ def trial_counts(job: Document) -> str | None:
 
 
 def job_runner(job: Document) -> str | None:
-    """The Runner of a Job's Trials; of several, the first and how many more."""
+    """The Runner of a Job's Trials, for a terminal; of several, the first and how many more."""
     named = (_short_selector(trial) for trial in _trials(job))
     found = [each for each in dict.fromkeys(named) if each is not None]
     return f"{found[0]} and {len(found) - 1} more" if len(found) > 1 else found[0] if found else None
+
+
+def whole_runners(job: Document) -> str | None:
+    """The Runners of a Job's Trials."""
+    named = (pick(trial, "runner.selector") for trial in _trials(job))
+    return ", ".join(str(each) for each in dict.fromkeys(named) if each is not None) or None
 
 
 def job_gpus(job: Document) -> str | None:
@@ -239,11 +255,17 @@ def job_took(job: Document) -> str | None:
     return duration(max(0.0, took))
 
 
-def short_request(job: Document) -> str | None:
-    """The request id; of one that was made up, its beginning, and of a Job of `gpu` its name instead."""
-    given = job.get("request_id")
+def whole_request(job: Document) -> str | None:
+    """The request id; of a Job of `gpu` whose request id was made up, its name instead."""
+    given: str | None = job.get("request_id")
     if isinstance(given, str) and _MADE_FOR_A_SCRIPT.fullmatch(given):
         return job.get("name")
+    return given
+
+
+def short_request(job: Document) -> str | None:
+    """As `whole_request`, for a terminal: of an id that was made up, its beginning."""
+    given = whole_request(job)
     match = _UUID.fullmatch(given) if isinstance(given, str) else None
     return f"{match[1]}…" if match else given
 
@@ -258,11 +280,11 @@ JOBS = Table(
         Column("JOB", "job_id"),
         Column("STATUS", "status"),
         Column("TRIALS", trial_counts, rank=1),
-        Column("RUNNER", job_runner, rank=3),
+        Column("RUNNER", job_runner, rank=3, whole=whole_runners),
         Column("GPUS", job_gpus, rank=4),
         Column("CREATED", "created_at"),
         Column("TOOK", job_took),
-        Column("REQUEST", short_request, rank=5),
+        Column("REQUEST", short_request, rank=5, whole=whole_request),
     ),
     empty="No Jobs yet. `job submit` makes one.",
 )
@@ -341,7 +363,7 @@ CHECKPOINTS = Table(
         Column("METRIC", value_text, shortest=10),
         Column("KEPT", kept_text),
         Column("FOLDER", "folder", shortest=12),
-        Column("TRIAL", lambda row: _ending(row, "trial_id"), rank=1),
+        Column("TRIAL", lambda row: _ending(row, "trial_id"), rank=1, whole="trial_id"),
     ),
     empty="No Checkpoints.",
     rows="checkpoints",
@@ -349,12 +371,12 @@ CHECKPOINTS = Table(
 CHECKPOINT_LIST = Table(
     (
         Column("CHECKPOINT", "checkpoint_id"),
-        Column("JOB/TRIAL", origin_text, rank=2),
+        Column("JOB/TRIAL", origin_text, rank=2, whole=whole_origin),
         Column("STEP", "step"),
         Column("METRIC", value_text, shortest=10),
         Column("SIZE", lambda row: size(int(row.get("size_bytes") or 0))),
         Column("KEPT", kept_text),
-        Column("CREATED", lambda row: short_time(str(row.get("created_at") or "")), rank=1),
+        Column("CREATED", created_text, rank=1, whole="created_at"),
     ),
     empty="No Checkpoints: a Trial leaves one where it saves a LoRA adapter among its declared outputs.",
 )
