@@ -13,6 +13,7 @@ from support.fake_server import Reply
 from support.server import ServerProcess
 from support.waiting import wait_until
 from trainshed.cli.exits import Exit
+from trainshed.sdk.home import private_folder
 
 GET = ("job", "get", documents.JOB_ID)
 
@@ -93,7 +94,35 @@ def test_a_home_that_is_a_file_is_told(quiet, run, monkeypatch, tmp_path):
     monkeypatch.delenv("TRAINSHED_NO_AUTOSTART")
     ran = run("whoami")
     assert ran.status == Exit.USAGE
-    assert str(tmp_path / "file") in ran.err
+    assert ran.err == (
+        f"error: {tmp_path / 'file'} is not a folder\nhint: Set TRAINSHED_HOME to a folder of yours.\n"
+    )
+
+
+def test_a_home_that_others_may_enter_is_refused_before_a_start_with_a_command_that_can_be_run(
+    quiet, run, monkeypatch, tmp_path
+):
+    home = tmp_path / "a b"
+    home.mkdir(mode=0o755)
+    monkeypatch.setenv("TRAINSHED_HOME", str(home))
+    monkeypatch.delenv("TRAINSHED_NO_AUTOSTART")
+    ran = run("job", "list")
+    assert ran.status == Exit.USAGE
+    refused, hint = ran.err.splitlines()
+    assert refused.startswith("error: ")
+    subprocess.run(hint.split("`")[1], shell=True, check=True)
+    assert private_folder(home) == home
+
+
+def test_settings_that_no_server_starts_with_are_this_users_fault(quiet, run, monkeypatch):
+    monkeypatch.setenv("TRAINSHED_SIMULATE_GPUS", "H100")
+    monkeypatch.delenv("TRAINSHED_NO_AUTOSTART")
+    ran = run("job", "list")
+    assert ran.status == Exit.USAGE
+    _, refused, hint = ran.err.splitlines()
+    said = "simulated GPUs are given as MODEL:COUNT, such as H100:8, not 'H100'"
+    assert refused == f"error: your server cannot start: {said}"
+    assert "server.log" in hint
 
 
 @pytest.mark.parametrize("command", [("job", "get"), ("job", "stop"), ("trial", "get")])

@@ -91,6 +91,17 @@ def test_folders_that_are_made_on_the_way_to_a_private_one_are_private_too(home:
     assert private_folder(home.data) == home.data
 
 
+def test_a_home_that_is_named_by_a_link_is_the_folder_behind_it(home: Home, tmp_path, monkeypatch):
+    private_folder(home.data)
+    (tmp_path / "link").symlink_to(home.data)
+    monkeypatch.setenv("TRAINSHED_HOME", str(tmp_path / "link"))
+    assert find_home() == home
+    (tmp_path / "round").symlink_to("round")
+    monkeypatch.setenv("TRAINSHED_HOME", str(tmp_path / "round"))
+    with pytest.raises(ConfigurationError, match="round"):
+        private_folder(find_home().data)
+
+
 def test_variables_that_came_too_late_for_the_running_server_are_named(home: Home):
     with Client():
         server = embedded.find(home)

@@ -53,6 +53,10 @@ def exit_for(error: TrainshedError) -> Exit:
     if isinstance(error, errors.Conflict) and error.code == "CONTENT_DAMAGED":
         # As where the client finds it: nothing collides, a download is damaged.
         return Exit.FAILED
+    if isinstance(error, errors.ServerStartFailed):
+        from trainshed.sdk.embedded import EXIT_SETTINGS  # noqa: PLC0415 - as above
+
+        return Exit.USAGE if error.status == EXIT_SETTINGS else Exit.UNAVAILABLE
     by_error: tuple[tuple[type[TrainshedError], Exit], ...] = (
         (errors.NotAuthenticated, Exit.ACCESS),
         (errors.PermissionRefused, Exit.ACCESS),

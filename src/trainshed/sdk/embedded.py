@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,6 +38,10 @@ _POLL_SECONDS = 0.02
 _CLOCK_SLACK_SECONDS = 2.0
 """The creation time of a process is derived from the boot time, which may move by a second."""
 _LOG_TAIL_BYTES = 4096
+_SAYS = "trainshed: "
+"""Begins what ``trainshed serve`` says to whoever started it."""
+EXIT_SETTINGS = 2
+"""How ``trainshed serve`` exits where its settings cannot be used."""
 EXIT_IN_USE = 4
 """How ``trainshed serve`` exits where another server uses its data folder."""
 _IN_USE_SECONDS = 0.1
@@ -103,7 +108,8 @@ def read_key(path: Path) -> str | None:
     try:
         info = path.stat()
         if info.st_mode & 0o077:
-            raise ConfigurationError(f"{path} is open to other users", hint=f"Run `chmod 600 {path}`.")
+            hint = f"Run `chmod 600 {shlex.quote(str(path))}`."
+            raise ConfigurationError(f"{path} is open to other users", hint=hint)
         return path.read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:
         return None
@@ -133,10 +139,13 @@ def ensure(home: Home, on_start: Callable[[], None] | None = None) -> RunningSer
     """This user's embedded server, started if it does not run. Two callers at once get the same one.
 
     ``on_start`` is called once before a start, or the wait for one that another caller made.
-    Raises `ServerStartFailed` with the end of the server's log.
+    Raises `ConfigurationError` for folders that are not this user's alone, and `ServerStartFailed` with what
+    the server said, or the end of its log.
     """
     if server := find(home):
         return server
+    # A folder that is refused is refused before anybody is told of a start.
+    private_folder(private_folder(home.data) / home.server_data.name)
     if on_start is not None:
         on_start()
     with _lock(home):
@@ -187,8 +196,12 @@ def launch(
     if isinstance(said, RunningServer):
         return said
     tail = _tail(log)
+    if why := _own_words(tail):
+        said = f"your server cannot start: {why}"
+    else:
+        said = f"{said}; the end of its log:\n{tail}" if tail else f"{said} and wrote no log"
     raise ServerStartFailed(
-        f"{said}; the end of its log:\n{tail}" if tail else f"{said} and wrote no log",
+        said,
         hint=f"The whole log is in {log}.",
         status=process.returncode,
     )
@@ -291,6 +304,15 @@ def _lock(home: Home) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _own_words(tail: str) -> str:
+    """What a server that refused to start said to its operator, without what it logged before."""
+    lines = tail.splitlines()
+    for place in range(len(lines) - 1, -1, -1):
+        if lines[place].startswith(_SAYS):
+            return "\n".join(lines[place:]).removeprefix(_SAYS)
+    return ""
 
 
 def _tail(log: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from trainshed.sdk.errors import ConfigurationError
 
 HOME_VARIABLE = "TRAINSHED_HOME"
 MAX_FILE_BYTES = 64 * 1024
+_OTHER_HOME = "Set TRAINSHED_HOME to a folder of yours."
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -54,7 +56,8 @@ def find_home(environ: Mapping[str, str] | None = None) -> Home:
     """The folders for this environment (the process's own by default)."""
     environ = os.environ if environ is None else environ
     if named := environ.get(HOME_VARIABLE):
-        root = Path(named).expanduser().absolute()
+        # Whoever names a link means the folder; what it leads to is checked like any other.
+        root = Path(os.path.realpath(Path(named).expanduser()))
         return Home(config=root, data=root)
     import platformdirs  # noqa: PLC0415 - most commands run with TRAINSHED_HOME or an address and skip it
 
@@ -78,7 +81,7 @@ def private_folder(path: Path) -> Path:
     except OSError as error:
         raise ConfigurationError(
             f"cannot make the folder {path}: {error.strerror}",
-            hint="Set TRAINSHED_HOME to a folder of yours.",
+            hint=_OTHER_HOME,
         ) from None
     _check_owner(path, info, stat.S_ISDIR, "a folder")
     return path
@@ -93,8 +96,10 @@ def read_private(path: Path) -> dict[str, Any] | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise ConfigurationError(f"{path.parent} is not a folder", hint=_OTHER_HOME) from None
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}", hint=_OTHER_HOME) from None
     with os.fdopen(descriptor, "rb") as file:
         info = os.fstat(descriptor)
         _check_owner(path, info, stat.S_ISREG, "a regular file")
@@ -133,11 +138,9 @@ def _check_owner(path: Path, info: os.stat_result, kind: Any, noun: str) -> None
     if not kind(info.st_mode):
         raise ConfigurationError(f"{path} is not {noun}", hint=f"Move {path} out of the way.")
     if info.st_uid != os.geteuid():
-        raise ConfigurationError(
-            f"{path} belongs to another user", hint="Set TRAINSHED_HOME to a folder of yours."
-        )
+        raise ConfigurationError(f"{path} belongs to another user", hint=_OTHER_HOME)
     if info.st_mode & _OTHERS:
         raise ConfigurationError(
             f"{path} is open to other users (mode {stat.S_IMODE(info.st_mode):04o}) and may hold a key",
-            hint=f"Run `chmod go= {path}`.",
+            hint=f"Run `chmod go= {shlex.quote(str(path))}`.",
         )
