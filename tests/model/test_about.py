@@ -139,7 +139,13 @@ def test_every_fault_of_dataset_toml_is_told_at_once():
     assert "configs.c" in told
     text = text.replace("[configs.c]", "")
     told = "\n".join(message for _, message in faults(DATASETS, ["a"], text))
-    for said in ("did you mean `authors`?", "`type` must be", "`license`", "no name of a config", "relative"):
+    for said in (
+        "did you mean `authors`?",
+        "trajectory, not 'images'",
+        "`license`",
+        "no name of a config",
+        "relative",
+    ):
         assert said in told
     assert "configs.b.train" in told
     assert "configs.b.test[0]" in told

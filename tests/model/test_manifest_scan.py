@@ -286,4 +286,4 @@ def test_a_tree_of_a_hundred_thousand_files_is_verified_and_its_one_bad_name_fou
 @pytest.mark.parametrize("path", ["C:/x", "c:x", "C:"])
 def test_no_file_is_named_like_a_drive(path):
     [found] = manifests.tree_faults([path, "a/C:b", "data:x"])
-    assert (found.path, found.message) == (path, f"`{path}` starts like a drive of another system")
+    assert (found.path, found.message) == (path, f"`{path}` starts like a drive of another system; rename it")

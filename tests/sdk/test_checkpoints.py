@@ -114,8 +114,9 @@ def test_named_files_alone_may_be_fetched(holding, tmp_path):
     _, client = holding()
     (result,) = client.checkpoints.download(ID, tmp_path, names=["adapter_config.json"] * 2)
     assert result.path == tmp_path / "adapter_config.json"
-    with pytest.raises(NotFound, match="no file other"):
+    with pytest.raises(NotFound, match="no file other") as caught:
         client.checkpoints.download(ID, tmp_path, names=["other"])
+    assert f"trainshed checkpoint show {ID}" in caught.value.hint
 
 
 def test_a_url_that_expired_is_asked_for_anew_and_gone_on_with(holding, tmp_path):

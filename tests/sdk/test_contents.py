@@ -236,6 +236,15 @@ def test_a_name_with_nothing_behind_its_at_is_refused_before_anything_is_sent(se
     assert server.seen == []
 
 
+@pytest.mark.parametrize("name", ["qa", "Lab QA", "a/b/c", ""])
+def test_what_is_no_name_to_publish_under_is_told_with_the_form_of_one(serve, tmp_path, name):
+    server, client = serve({})
+    with pytest.raises(ConfigurationError, match=r"is not namespace/name$") as caught:
+        client.datasets.publish(tmp_path, name=name)
+    assert "`team/words`" in caught.value.hint
+    assert server.seen == []
+
+
 def test_two_publishers_of_one_version_get_one_answer_each(client, tmp_path):
     def attempt(text: str) -> str:
         folder = tmp_path / text

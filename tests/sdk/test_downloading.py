@@ -196,8 +196,9 @@ def test_single_files_are_chosen_by_name(serve, tmp_path):
     _, client = serve({LIST: Reply(body=documents.page(*items)), **routes})
     client.trials.download(documents.TRIAL_ID, tmp_path, names=["b"])
     assert files_below(tmp_path) == ["b"]
-    with pytest.raises(NotFound, match="no artifact c"):
+    with pytest.raises(NotFound, match="no artifact c") as caught:
         client.trials.download(documents.TRIAL_ID, tmp_path, names=["c"])
+    assert f"trainshed trial artifacts {documents.TRIAL_ID}" in caught.value.hint
 
 
 def test_a_folder_that_cannot_be_one_is_named(serve, tmp_path):

@@ -189,6 +189,7 @@ def test_every_fault_of_the_definition_is_listed(repository):
         "execution.entrypoint",
         "execution.outputs[0]",
     }
+    assert all(fault.message.startswith("runner.toml: ") for fault in refusal(repository).faults)
 
 
 def test_an_entrypoint_that_is_not_in_the_commit_is_named(repository):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from trainshed.sdk import ContentChanged, LocalFileError, NotFreezable
 from trainshed.sdk import scan as scanning
+from trainshed.sdk.leaving_out import rule_for
 from trainshed.sdk.scan import hash_files, look, open_stream
 
 
@@ -46,10 +47,9 @@ def test_every_regular_file_is_found_in_the_order_of_its_bytes(tmp_path):
     assert tree.total_bytes == 1
 
 
-def test_one_file_may_be_published_by_itself_and_through_a_link_that_the_user_names(tmp_path):
+def test_one_file_may_be_published_by_itself(tmp_path):
     write(tmp_path, {"data.csv": "1"})
-    (tmp_path / "link").symlink_to("data.csv")
-    assert found(tmp_path / "data.csv") == found(tmp_path / "link") == ["data.csv"]
+    assert found(tmp_path / "data.csv") == ["data.csv"]
 
 
 def test_names_with_control_characters_are_shown_escaped(tmp_path):
@@ -82,8 +82,20 @@ def test_everything_that_is_no_regular_file_is_refused_at_once(tmp_path, monkeyp
         message = told(tmp_path)
     for name in ("out", "folder/in", "dangling", "dir-link"):
         assert f"`{name}` is a symbolic link" in message
-    assert "`pipe` is a FIFO" in message
-    assert "`sock` is a socket" in message
+    assert "`pipe` is a FIFO; move it away or exclude it" in message
+    assert "`sock` is a socket; move it away or exclude it" in message
+
+
+def test_a_link_that_is_named_itself_is_followed_and_names_its_file(tmp_path):
+    write(tmp_path, {"blobs/ab12": "weights", "secrets/id_rsa": "key"})
+    (tmp_path / "model.bin").symlink_to("blobs/ab12")
+    (tmp_path / "all").symlink_to("blobs")
+    (tmp_path / "plain.txt").symlink_to("secrets/id_rsa")
+    [file] = look(tmp_path / "model.bin").files
+    assert (file.path, file.place) == ("model.bin", str(tmp_path / "blobs/ab12"))
+    assert hash_files([file]) == [hashlib.sha256(b"weights").hexdigest()]
+    assert found(tmp_path / "all") == ["ab12"]
+    assert look(tmp_path / "plain.txt", rule_for([], code=True)).files == []
 
 
 def test_names_that_are_not_utf8_or_collide_are_refused_at_once(tmp_path):

@@ -387,6 +387,12 @@ def test_a_withdrawn_version_is_gone_until_the_same_is_published_again(site: Sit
     assert site.get(f"{BASE}/versions/1.0").status_code == 200
 
 
+@pytest.mark.parametrize("version", [" ", "1" * 150, "1" * 5000])
+def test_a_label_of_any_wrong_length_is_told_the_same_limit(sqlite_site: Site, version: str):
+    said = told(publish(sqlite_site, version=version))
+    assert "128 characters" in said
+
+
 def test_E102_a_recipe_is_published_with_dependencies_that_its_project_can_read(site: Site):
     site.add_project("other")
     theirs = site.add_key("other")
@@ -428,6 +434,7 @@ def test_E102_what_a_recipe_needs_is_told_beside_its_other_faults(sqlite_site: S
     for also, more in (({"entrypoint": "train"}, {}), ({}, {"version": "no label"})):
         refused = publish(sqlite_site, "team/r", files, kind=RECIPES, about=about | also, store=False, **more)
         assert code(refused) == (404, "CONTENT_NOT_FOUND")
+        assert "`trainshed recipe list`" in refused.json()["hint"]
         found = {fault["path"] for fault in refused.json()["errors"]}
         assert found == {"dependencies.lib.uri", *also, *more}
 

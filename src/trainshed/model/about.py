@@ -115,7 +115,8 @@ def check_about(kind: ContentKind, about: Mapping[str, Any]) -> list[Fault]:
         check.texts(key, about.get(key))
     if form.configs:
         if about.get("type") not in DATASET_TYPES:
-            check.add("type", f"must be one of {', '.join(DATASET_TYPES)}")
+            said = f"not {str(about['type'])[:80]!r}" if "type" in about else "and it is missing"
+            check.add("type", f"must be one of {', '.join(DATASET_TYPES)}, {said}")
         check.configs(about.get("configs"))
     return check.faults.faults
 

@@ -274,7 +274,7 @@ def tree_faults(paths: Iterable[str]) -> list[Fault]:
 
 def _path_fault(path: str) -> str | None:
     if _DRIVE.match(path):
-        return "starts like a drive of another system"
+        return "starts like a drive of another system; rename it"
     return path_fault(path)
 
 

@@ -195,7 +195,8 @@ def missing_source(
         found = digest_of(replace(needed.uri, ref=needed.manifest_sha256)) or found
     where = place_text("dependencies", (name,))
     if found is None:
-        return Fault(f"{where}.uri", "CONTENT_NOT_FOUND", f"there is no readable {needed.uri}")
+        hint = "List the Recipes that you may read with `trainshed recipe list`."
+        return Fault(f"{where}.uri", "CONTENT_NOT_FOUND", f"there is no readable {needed.uri}", hint)
     if found != needed.manifest_sha256:
         said = f"{needed.uri} is {found}, not {needed.manifest_sha256}"
         return Fault(f"{where}.manifest_sha256", "CONTENT_HASH_MISMATCH", said)

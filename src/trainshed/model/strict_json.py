@@ -14,6 +14,18 @@ MAX_NESTING = 100
 MAX_DIGITS = 4_300
 """Of a whole number: to convert one takes time that grows with the square of its digits."""
 _SHOWN_DIGITS = 40
+_WORDS = {
+    "Expecting value": "here has to be a value: text in double quotes, a number, true, false, null, [] or {}",
+    "Expecting property name": "here has to be a key in double quotes, and no comma before a `}`",
+    "Expecting ':'": "here has to be a `:` between a key and its value",
+    "Expecting ','": "here has to be a `,` or the closing bracket",
+    "Extra data": "something follows the end of the document",
+    "Unterminated string": "the text that starts here has no closing double quote",
+    "Invalid control character": "text holds a control character; a line break is written `\\n`, a tab `\\t`",
+    "Invalid \\": "here is a `\\` that begins no escape; a backslash itself is written `\\\\`",
+    "Unexpected UTF-8 BOM": "it begins with a byte order mark (BOM); save it without",
+}
+"""What the decoder says, by how it begins, in words of those who write JSON by hand."""
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -35,8 +47,18 @@ def decode_json(body: bytes, what: str = "the body") -> Any:
         )
     except _Number as error:
         raise Refusal.of("INVALID_REQUEST", f"{what} holds {error}") from None
+    except json.JSONDecodeError as error:
+        raise Refusal.of("INVALID_REQUEST", f"{what} is not JSON: {_told(error)}") from None
     except ValueError as error:
         raise Refusal.of("INVALID_REQUEST", f"{what} is not JSON: {error}") from None
+
+
+def _told(error: json.JSONDecodeError) -> str:
+    """Where it stops being JSON, and why; of what no reader meets the decoder's own words."""
+    if not error.doc.strip():
+        return "it is empty"
+    said = next((said for words, said in _WORDS.items() if error.msg.startswith(words)), error.msg)
+    return f"line {error.lineno}, column {error.colno}: {said}"
 
 
 def _depth_exceeds(body: bytes, limit: int) -> bool:

@@ -69,12 +69,18 @@ def moment(document: Raw, key: str) -> datetime | None:
         raise InvalidAnswer(f"`{key}` is not a time: {value!r}") from None
 
 
-def split_name(text: str) -> tuple[tuple[str, str], str]:
-    """``namespace/name[@revision]`` in parts. Raises `ConfigurationError`."""
+_NAME_RULE = (
+    "Write it as in `team/words`: namespace and name each start with a letter or digit and hold letters, "
+    "digits, `.`, `_`, `-`."
+)
+
+
+def split_name(text: str, form: str = "namespace/name[@revision]") -> tuple[tuple[str, str], str]:
+    """A name in parts; ``form`` is what it is to look like. Raises `ConfigurationError`."""
     full, at, revision = text.partition("@")
     namespace, slash, name = full.partition("/")
     if not slash or not namespace or not name or "/" in name:
-        raise ConfigurationError(f"`{text}` is not namespace/name[@revision]")
+        raise ConfigurationError(f"`{text[:200]}` is not {form}", hint=_NAME_RULE)
     if at and not revision:
         raise ConfigurationError(f"`{text}` names nothing behind its `@`; leave it out for the newest")
     return (namespace, name), revision

@@ -166,7 +166,8 @@ class Checkpoints:
             there = {file.name: file for file in files}
             if missing := [each for each in names if each not in there]:
                 said = f"{found.checkpoint_id} has no file {', '.join(missing)}"
-                raise NotFound(HTTPStatus.NOT_FOUND, "ARTIFACT_NOT_FOUND", said)
+                hint = f"`trainshed checkpoint show {found.checkpoint_id}` lists its files."
+                raise NotFound(HTTPStatus.NOT_FOUND, "ARTIFACT_NOT_FOUND", said, hint=hint)
             files = [there[each] for each in dict.fromkeys(names)]
         target = Path(folder)
         try:

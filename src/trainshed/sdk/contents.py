@@ -139,7 +139,7 @@ class Contents:
         Publishing the same again changes nothing. Raises `NotFreezable` with every fault before anything is
         sent, `LocalFileError`, `ApiError`.
         """
-        full, ref = self._split(name)
+        full, ref = self._split(name, "namespace/name")
         if ref:
             raise ConfigurationError(f"`{name}`: a name to publish under has no `@…`; give the version apart")
         if (visibility == "projects") != bool(projects):
@@ -271,9 +271,9 @@ class Contents:
             raise NotFound(error.status, error.code, error.message, hint=hint) from error
         sync_folders(folder, (file.path for file in files))
 
-    def _split(self, name: str) -> tuple[tuple[str, str], str]:
+    def _split(self, name: str, form: str = "namespace/name[@version]") -> tuple[tuple[str, str], str]:
         """``namespace/name[@ref]``, or the same as ``envloop://KIND/…``; raises `ConfigurationError`."""
-        return split_name(plain_name(self.kind, name))
+        return split_name(plain_name(self.kind, name), form)
 
     def _route(self, *parts: str) -> str:
         return route("content", self.kind, *parts)

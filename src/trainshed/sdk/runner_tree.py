@@ -10,7 +10,7 @@ import hashlib
 import os
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainshed.model.errors import Fault
@@ -128,11 +128,15 @@ def freeze(path: Path, ref: str | None = None) -> FrozenRunner:
 def _definition(files: Sequence[FrozenFile]) -> RunnerDefinition:
     by_path = {file.path: file for file in files}
     try:
-        definition = parse_definition(by_path[definition_file(by_path)].content)
+        name = definition_file(by_path)
     except DefinitionError as error:
         raise _refused(error.faults) from error
+    try:
+        definition = parse_definition(by_path[name].content)
+    except DefinitionError as error:
+        raise _refused(replace(each, message=f"{name}: {each.message}") for each in error.faults) from error
     if definition.entrypoint not in by_path:
-        message = f"the entrypoint `{definition.entrypoint}` is not in the commit"
+        message = f"{name}: the entrypoint `{definition.entrypoint}` is not in the commit"
         raise _refused([Fault("execution.entrypoint", "INVALID_RUNNER", message)])
     return definition
 

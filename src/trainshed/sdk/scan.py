@@ -43,12 +43,13 @@ _CHUNK = 1 << 20
 _BATCH_FILES = 64
 _BATCH_BYTES = 8 << 20
 _CODE = "INVALID_CONTENT"
+_LEAVE_OUT = "move it away or exclude it (`--exclude`)"
 _KINDS = (
     (stat.S_ISLNK, "is a symbolic link; publish the file itself in its place"),
-    (stat.S_ISFIFO, "is a FIFO"),
-    (stat.S_ISSOCK, "is a socket"),
-    (stat.S_ISBLK, "is a device"),
-    (stat.S_ISCHR, "is a device"),
+    (stat.S_ISFIFO, f"is a FIFO; {_LEAVE_OUT}"),
+    (stat.S_ISSOCK, f"is a socket; {_LEAVE_OUT}"),
+    (stat.S_ISBLK, f"is a device; {_LEAVE_OUT}"),
+    (stat.S_ISCHR, f"is a device; {_LEAVE_OUT}"),
 )
 _by_name = attrgetter("name")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -99,11 +100,14 @@ class Tree:
     """Everything found below a path."""
 
     root: Path
+    """The path, links followed."""
     folders: list[_Folder] = field(default_factory=list)
     """Those that hold regular files, in the order of their names."""
     skipped: dict[str, str] = field(default_factory=dict)
     """What was left out, and why: `NEVER` or what the rule said. Of a folder what is in it is not listed."""
     faults: list[FieldFault] = field(default_factory=list)
+    target: str | None = None
+    """Where a single file lies that was named by a link, which gives it its name."""
     _files: list[LocalFile] | None = None
 
     @property
@@ -120,7 +124,7 @@ class Tree:
                 self._files += [
                     LocalFile(
                         folder.prefix + name,
-                        f"{folder.place}/{name}",
+                        self.target or f"{folder.place}/{name}",
                         size,
                         mtime_ns,
                         ctime_ns,
@@ -185,6 +189,8 @@ def refuse(root: Path, faults: Sequence[FieldFault]) -> None:
 def look(path: Path, rule_at: Callable[[Path, bool], Rule] | None = None) -> Tree:
     """Find every file below ``path`` (a folder, or one file). Nothing is read yet; faults are noted.
 
+    Where ``path`` itself is a link, it is followed: who names it means what it leads to, under its name.
+
     ``rule_at`` answers for the resolved path, and whether it is a folder, what is left out. Raises
     `LocalFileError` where there is nothing to look at, and what ``rule_at`` raises.
     """
@@ -202,10 +208,12 @@ def look(path: Path, rule_at: Callable[[Path, bool], Rule] | None = None) -> Tre
         tree.folders.sort(key=lambda folder: folder.prefix)
     else:
         alone = _Folder("", str(root.parent))
-        if rule is not None and (why := rule(root.name, is_folder)):
-            tree.skipped[root.name] = why
+        tree.target = str(root)
+        # What is left out for what it is stays so under another name.
+        if rule is not None and (why := rule(root.name, is_folder) or rule(path.name, is_folder)):
+            tree.skipped[path.name] = why
         else:
-            _judge(tree, alone, root.name, info)
+            _judge(tree, alone, path.name, info)
         tree.folders += [alone] if alone.names else []
     return tree
 

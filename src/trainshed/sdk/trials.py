@@ -88,7 +88,9 @@ class Trials:
         if names is not None:
             there = {each.name: each for each in found}
             if missing := [name for name in names if name not in there]:
-                raise NotFound(404, "ARTIFACT_NOT_FOUND", f"{trial_id} has no artifact {', '.join(missing)}")
+                said = f"{trial_id} has no artifact {', '.join(missing)}"
+                hint = f"`trainshed trial artifacts {trial_id}` lists them."
+                raise NotFound(404, "ARTIFACT_NOT_FOUND", said, hint=hint)
             found = [there[name] for name in dict.fromkeys(names)]
         return download_all(
             self._transport,

@@ -14,7 +14,7 @@ from typing import Any
 from trainshed.content.blobs import BlobNotFound, BlobStore, DigestMismatch, FolderBlobStore
 from trainshed.content.trees import VerifiedManifest, check_recipe, verify_manifest
 from trainshed.model.access import Principal, Visibility
-from trainshed.model.content import SHA256, ContentKind, ContentUri, version_fault
+from trainshed.model.content import MAX_VERSION_CHARS, SHA256, ContentKind, ContentUri, version_fault
 from trainshed.model.errors import Fault, FaultList, Refusal
 from trainshed.model.manifests import MAX_ABOUT_BYTES, MAX_MANIFEST_BYTES
 from trainshed.model.recipe import Recipe, judge_recipe, missing_source, recipe_from_about
@@ -129,7 +129,7 @@ def _parse(
     digest = body.required_text("manifest_sha256")
     if digest and not SHA256.fullmatch(digest):
         body.fault("manifest_sha256", "must be 64 lower-case hex digits")
-    version = body.text("version") or digest
+    version = body.text("version", most=MAX_VERSION_CHARS) or digest
     if version and (fault := version_fault(version)):
         body.fault("version", fault)
     elif version and SHA256.fullmatch(version) and version != digest:
