@@ -41,6 +41,17 @@ def test_a_call_carries_the_key_the_project_and_percent_encoded_ids(serve):
     assert server.seen[0].target == "/v1/jobs/p%3A1%2F.."
 
 
+def test_what_is_no_request_and_no_id_is_told_in_words_of_this_api(serve):
+    server, client = serve({})
+    for call in (client.training_jobs.submit, client.tasks.create, client.tasks.validate):
+        with pytest.raises(TypeError, match=r"a request is a mapping such as .*, not list"):
+            call([])
+    for look in (client.jobs.get, client.trials.get, client.tasks.get):
+        with pytest.raises(TypeError, match="an id or a name is a str, not NoneType"):
+            look(None)
+    assert server.seen == []
+
+
 def test_administration_names_its_project_in_the_path_only(serve):
     server, client = serve(
         {"GET /v1/admin/projects/other/keys": Reply(body=documents.page())}, project="mine"

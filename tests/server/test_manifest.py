@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +94,18 @@ def test_the_digest_can_be_computed_from_the_document_alone(world: World):
     document = manifest(world.site, submitted(world, "alone"))
     text = json.dumps(document["frozen"], sort_keys=True, separators=(",", ":"))
     assert hashlib.sha256(text.encode()).hexdigest() == document["digest"]
+
+
+def test_the_line_of_the_documentation_computes_the_digest_as_it_is_written_there(world: World):
+    document = manifest(world.site, submitted(world, "documented"))
+    text = (Path(__file__).parents[2] / "docs" / "provenance.md").read_text()
+    [line] = re.findall(
+        r"^trainshed job manifest JOB --json \| (python3 -c '.*?')$", text, re.DOTALL | re.MULTILINE
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], input=json.dumps(document), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == document["digest"]
 
 
 def test_P7_the_frozen_part_is_the_same_before_during_and_after_and_when_all_was_withdrawn(

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from trainshed.sdk.answers import LARGEST_PAGE, required
+from trainshed.sdk.given import request_of
 from trainshed.sdk.logs import OUTAGE_SECONDS, LogFollower
 from trainshed.sdk.objects import Event, Job, Page, event, job, mapping, page
 from trainshed.sdk.polling import wait_until
@@ -29,7 +30,7 @@ class TrainingJobs:
         after a lost answer finds the same Job; give your own to be safe across restarts of your program.
         ``make_request_id=False`` sends the request as it is. Raises `ApiError` with every fault at once.
         """
-        body = {"type": "train", **request}
+        body = request_of(request)
         if make_request_id and "request_id" not in body:
             body["request_id"] = str(uuid.uuid4())
         # Without a request id the server accepts nothing, so repeating is harmless in every case.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainshed.sdk.answers import LARGEST_PAGE, Page, Raw, mapping, page
 from trainshed.sdk.errors import ApiError, WaitTimeout, api_error
+from trainshed.sdk.given import request_of
 from trainshed.sdk.logs import OUTAGE_SECONDS, LogFollower
 from trainshed.sdk.polling import wait_until
 from trainshed.sdk.task_objects import (
@@ -89,7 +90,7 @@ class Tasks:
         default where there is no request id. Raises `ApiError` with every fault at once, those of a task also
         where ``kind`` is missing or misspelt.
         """
-        body: dict[str, Any] = {"type": "train", **request}
+        body = request_of(request)
         if not _names_its_kind(body):
             # The door for submissions takes what names no kind for a Runner's request; this one does not.
             self.validate(body)
@@ -111,7 +112,7 @@ class Tasks:
         ``smoke`` is ``{"minutes", "workers"}``: judge the same task with one replica (plus ``workers``) and
         a time limit.
         """
-        body: dict[str, Any] = {"type": "train", **request}
+        body = request_of(request)
         if smoke is not None:
             body["smoke"] = dict(smoke)
         return validation(self._transport.call("POST", route("jobs", "validate"), body=body, repeatable=True))

@@ -444,6 +444,9 @@ class ByteAnswer:
 
 def route(*segments: str) -> str:
     """``/v1/…`` with every segment percent-encoded, nothing left safe (contract E b0)."""
+    for segment in segments:
+        if not isinstance(segment, str):
+            raise TypeError(f"an id or a name is a str, not {type(segment).__name__}")
     return "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
 
 
