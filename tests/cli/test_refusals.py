@@ -266,7 +266,10 @@ def test_faults_of_a_runner_are_told_once_each_below_their_number(run, fake, tmp
     )
     told = run("runner", "publish", str(tmp_path)).err.splitlines()
     assert told[0] == "error: INVALID_RUNNER: 2 faults"
-    assert [line.split()[1] for line in told[1:3]] == ["`runner.foo`", "`runner.name`"]
+    assert [line.split()[1:3] for line in told[1:3]] == [
+        ["runner.toml:", "`runner.foo`"],
+        ["runner.toml:", "`runner.name`"],
+    ]
     assert told[3:] == ["hint: Correct it, commit, and publish again."]
 
 
