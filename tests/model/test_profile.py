@@ -197,6 +197,9 @@ def test_A18_who_leaves_a_uri_out_is_told_the_form_that_is_taken(key, kind):
     reference = {"manifest_sha256": RECIPE}
     [message] = faults(v2(**{key: reference if key == "recipe" else [reference]})).values()
     assert f"write envloop://{kind}/namespace/name@<manifest_sha256>" in message
+    reference["uri"] = f"envloop://{kind}/a"
+    [message] = faults(v2(**{key: reference if key == "recipe" else [reference]})).values()
+    assert message.endswith("name@ref; after its `@` stands the manifest's SHA-256")
 
 
 def test_A18_the_uri_of_a_plugin_ends_in_its_digest():

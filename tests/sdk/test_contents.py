@@ -242,6 +242,18 @@ def test_what_is_no_name_to_publish_under_is_told_with_the_form_of_one(serve, tm
     with pytest.raises(ConfigurationError, match=r"is not namespace/name$") as caught:
         client.datasets.publish(tmp_path, name=name)
     assert "`team/words`" in caught.value.hint
+    with pytest.raises(ConfigurationError, match="has no `@…`") as caught:
+        client.datasets.publish(tmp_path, name="team/words@1.0")
+    assert "`--version 1.0`" in caught.value.hint
+    assert server.seen == []
+
+
+def test_where_no_file_can_be_published_no_splits_are_missed(serve, tmp_path):
+    server, client = serve({})
+    (tmp_path / "link").symlink_to("nothing")
+    with pytest.raises(NotFreezable) as caught:
+        client.datasets.publish(tmp_path, name="sdk/words")
+    assert [fault.path for fault in caught.value.faults] == ["link"]
     assert server.seen == []
 
 

@@ -244,7 +244,8 @@ class _Checker:
         try:
             uri = parse_content_uri(value)
         except ValueError as error:
-            self.add(place, f"is malformed: {error}")
+            ref = "; after its `@` stands the manifest's SHA-256" if kinds[0] in _PINNED_KINDS else ""
+            self.add(place, f"is malformed: {error}{ref}")
             return None
         if fault := wrong_kind(uri, kinds):
             self.add(place, fault)

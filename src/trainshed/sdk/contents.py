@@ -141,7 +141,10 @@ class Contents:
         """
         full, ref = self._split(name, "namespace/name")
         if ref:
-            raise ConfigurationError(f"`{name}`: a name to publish under has no `@…`; give the version apart")
+            raise ConfigurationError(
+                f"`{name}`: a name to publish under has no `@…`; give the version apart",
+                hint=f"Name it {'/'.join(full)}, and its version {ref} (`--version {ref}`).",
+            )
         if (visibility == "projects") != bool(projects):
             raise ConfigurationError("visibility `projects` needs `projects`, and only it takes any")
         from trainshed.sdk.publication import Publication  # noqa: PLC0415 - publishing only

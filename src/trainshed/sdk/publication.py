@@ -122,8 +122,8 @@ class Publication:
         from trainshed.model.content import ContentKind  # noqa: PLC0415 - as above
         from trainshed.model.errors import Refusal  # noqa: PLC0415 - as above
 
-        if not tree.folders and not tree.faults:  # nothing is there that could be described
-            return {}, []
+        if not tree.folders and (not tree.faults or self._kind != ContentKind.RECIPES):
+            return {}, []  # nothing is there that could be described
         by_path = {file.path: file for file in tree.files}
         try:
             about = read_about(ContentKind(self._kind), list(by_path), lambda path: _head(by_path.get(path)))
