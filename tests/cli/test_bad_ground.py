@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,16 @@ def test_a_home_that_cannot_be_made_is_told_with_the_variable(quiet, run, monkey
     assert (ran.status, ran.raw) == (Exit.USAGE, b"")
     assert "cannot make the folder /proc/x" in ran.err
     assert "TRAINSHED_HOME" in ran.err
+
+
+@pytest.mark.parametrize("words", [("whoami",), ("stop",)])
+def test_a_home_of_an_unknown_user_is_told(quiet, run, monkeypatch, words):
+    monkeypatch.setenv("TRAINSHED_HOME", "~nobody-of-that-name/x")
+    monkeypatch.delenv("TRAINSHED_NO_AUTOSTART")
+    ran = run(*words)
+    assert ran.status == Exit.USAGE
+    assert "TRAINSHED_HOME is ~nobody-of-that-name/x, the home of a user" in ran.err
+    assert not Path("~nobody-of-that-name").exists()
 
 
 def test_a_home_that_is_a_file_is_told(quiet, run, monkeypatch, tmp_path):

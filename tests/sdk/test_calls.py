@@ -49,6 +49,8 @@ def test_what_is_no_request_and_no_id_is_told_in_words_of_this_api(serve):
     for look in (client.jobs.get, client.trials.get, client.tasks.get):
         with pytest.raises(TypeError, match="an id or a name is a str, not NoneType"):
             look(None)
+        with pytest.raises(ValueError, match="an id or a name is empty"):
+            look("")
     assert server.seen == []
 
 

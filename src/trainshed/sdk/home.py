@@ -53,11 +53,18 @@ class Home:
 
 
 def find_home(environ: Mapping[str, str] | None = None) -> Home:
-    """The folders for this environment (the process's own by default)."""
+    """The folders for this environment (the process's own by default). Raises `ConfigurationError`."""
     environ = os.environ if environ is None else environ
     if named := environ.get(HOME_VARIABLE):
+        try:
+            folder = Path(named).expanduser()
+        except RuntimeError:
+            raise ConfigurationError(
+                f"{HOME_VARIABLE} is {named}, the home of a user that this machine does not know",
+                hint=_OTHER_HOME,
+            ) from None
         # Whoever names a link means the folder; what it leads to is checked like any other.
-        root = Path(os.path.realpath(Path(named).expanduser()))
+        root = Path(os.path.realpath(folder))
         return Home(config=root, data=root)
     import platformdirs  # noqa: PLC0415 - most commands run with TRAINSHED_HOME or an address and skip it
 

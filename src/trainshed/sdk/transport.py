@@ -447,6 +447,8 @@ def route(*segments: str) -> str:
     for segment in segments:
         if not isinstance(segment, str):
             raise TypeError(f"an id or a name is a str, not {type(segment).__name__}")
+        if not segment:
+            raise ValueError("an id or a name is empty")
     return "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
 
 
