@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import click
 
 from trainshed.cli.content_progress import bars
 from trainshed.cli.lazy import Group
+from trainshed.cli.nearest import near_contents
 from trainshed.cli.output import Column, Fields, Sentence, Table, View, cell, count, sent_again, size
 from trainshed.cli.parameters import Whole
 from trainshed.cli.recipe_profile import profile
@@ -257,7 +257,7 @@ def _show(noun: str, door: Door) -> click.Command:
     @json_option
     @click.pass_obj
     def command(session: Session, name: str) -> None:
-        with session.client() as client, suggestions(session, door(client), name):
+        with session.client() as client, near_contents(session, door(client), name):
             if "@" in name:
                 session.show(door(client).version(name).raw, VERSION)
             else:
@@ -278,7 +278,7 @@ def _versions(noun: str, door: Door) -> click.Command:
     @json_option
     @click.pass_obj
     def command(session: Session, name: str, *, limit: int, cursor: str | None, quiet: bool) -> None:
-        with session.client() as client, suggestions(session, door(client), name):
+        with session.client() as client, near_contents(session, door(client), name):
             page = door(client).versions(name, limit=limit, cursor=cursor)
         session.show(page.raw, *([_ids("uri")] if quiet else [VERSIONS, *more(page.raw)]))
 
@@ -300,7 +300,7 @@ def _files(noun: str, door: Door) -> click.Command:
     def command(session: Session, name: str, path: str | None, *, limit: int, cursor: str | None) -> None:
         if path is not None and session.json:
             raise click.UsageError("a file is printed as it is; leave out --json, or PATH")
-        with session.client() as client, suggestions(session, door(client), name):
+        with session.client() as client, near_contents(session, door(client), name):
             if path is not None:
                 for piece in door(client).read_file(name, path):
                     sys.stdout.buffer.write(piece)
@@ -337,7 +337,7 @@ def _download(noun: str, door: Door) -> click.Command:
         if place is not None and folder is not None:
             raise click.UsageError("give the folder once: as FOLDER or with --to")
         folder = place or folder or Path(name.partition("@")[0].rpartition("/")[2])
-        with session.client() as client, suggestions(session, door(client), name), bars(session) as tell:
+        with session.client() as client, near_contents(session, door(client), name), bars(session) as tell:
             moved = None if tell is None else _downloading(tell, "downloading")
             named = None if tell is None else _downloading(tell, "downloading files")
             version = door(client).download(
@@ -365,7 +365,7 @@ def _visibility(noun: str, door: Door) -> click.Command:
     def command(session: Session, name: str, who: str, projects: tuple[str, ...]) -> None:
         if (who == "projects") != bool(projects):
             raise click.UsageError("`projects` needs at least one --to PROJECT, and only `projects` takes it")
-        with session.client() as client, suggestions(session, door(client), name):
+        with session.client() as client, near_contents(session, door(client), name):
             session.show(door(client).set_visibility(name, who, projects), VISIBILITY)
 
     return command
@@ -382,7 +382,7 @@ def _withdraw(noun: str, door: Door) -> click.Command:
     @json_option
     @click.pass_obj
     def command(session: Session, name: str) -> None:
-        with session.client() as client, suggestions(session, door(client), name):
+        with session.client() as client, near_contents(session, door(client), name):
             session.show(door(client).withdraw(name), WITHDRAWN)
 
     return command
@@ -405,25 +405,6 @@ def more(document: Mapping[str, Any]) -> list[View]:
     from trainshed.cli import views  # noqa: PLC0415 - as above
 
     return list(views.more(document))
-
-
-@contextlib.contextmanager
-def suggestions(session: Session, contents: Contents, wanted: str) -> Iterator[None]:
-    """When a content is not found, look up the names, or the versions, that come nearest."""
-    from trainshed.sdk.contents import plain_name  # noqa: PLC0415 - click only at import time
-    from trainshed.sdk.errors import NotFound, TrainshedError  # noqa: PLC0415 - as above
-
-    try:
-        yield
-    except NotFound as error:
-        if error.code == "CONTENT_NOT_FOUND":
-            name, at, ref = plain_name(contents.kind, wanted).partition("@")
-            with contextlib.suppress(TrainshedError):
-                session.nearest(name, [each.name for each in contents.list(limit=100)])
-                if at and name in session.suggestions:
-                    session.nearest(ref, [each.version for each in contents.versions(name, limit=100)])
-                    session.suggestions = [f"{name}@{version}" for version in session.suggestions]
-        raise
 
 
 def _downloading(tell: Callable[[PublishProgress], None], stage: str) -> Callable[[int, int], None]:

@@ -11,10 +11,10 @@ from trainshed.cli import views
 from trainshed.cli.exits import Exit
 from trainshed.cli.follow import follow_to_the_end, log_options, show_log
 from trainshed.cli.lazy import Group
+from trainshed.cli.nearest import near_runners
 from trainshed.cli.output import Sentence, count
 from trainshed.cli.parameters import CHECKPOINT, JOB, POSITIVE, SECONDS, Whole
 from trainshed.cli.rerun import manifest, rerun
-from trainshed.cli.runner import suggestions
 from trainshed.cli.session import Session, json_option, quiet_option
 from trainshed.cli.submission import MAX_TRIALS, SIZE, Options, from_file, from_options, read_file
 from trainshed.cli.waiting import Deadline, await_release, wait_for
@@ -94,7 +94,7 @@ def submit(
     shown = [_ID] if quiet else [views.JOB, views.TRIALS_OF_JOB]
     deadline = Deadline(wait_timeout)
     with session.client() as client:
-        with suggestions(session, client, _runner_named(request)):
+        with near_runners(session, client, _runner_named(request)):
             found = client.training_jobs.submit(request, make_request_id=False)
         if not wait and not follow:
             session.show(_as_accepted(found.raw) if not session.json else found.raw, *shown)

@@ -10,7 +10,8 @@ import sys
 
 import click
 
-from trainshed.cli.content_kinds import more, plugin, suggestions
+from trainshed.cli.content_kinds import more, plugin
+from trainshed.cli.nearest import near_contents
 from trainshed.cli.output import Column, Fields, Table, cell, count, size
 from trainshed.cli.parameters import Whole
 from trainshed.cli.session import Session, json_option
@@ -52,7 +53,7 @@ def approve(session: Session, name: str, *, yes: bool) -> None:
     What is allowed is the digest: another version needs its own approval. At a terminal the package is shown
     and you are asked; elsewhere give --yes, or name the package by its digest.
     """
-    with session.client() as client, suggestions(session, client.plugins, name):
+    with session.client() as client, near_contents(session, client.plugins, name):
         named, at, ref = name.rpartition("@")
         asks = not yes and bool(at)  # without a version it is refused for that
         if asks and sys.stdin.isatty() and not session.json:
@@ -85,7 +86,7 @@ def revoke(session: Session, name: str) -> None:
 
     Trials that wait with it will not start; those that run go on.
     """
-    with session.client() as client, suggestions(session, client.plugins, name):
+    with session.client() as client, near_contents(session, client.plugins, name):
         session.show(client.plugins.revoke(name), APPROVAL)
 
 

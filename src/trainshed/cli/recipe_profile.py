@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainshed.cli.nearest import near_contents
 from trainshed.cli.output import Sentence, to_json
 from trainshed.cli.session import Session, json_option
 
@@ -145,9 +146,7 @@ class _Wrong:
 
 
 def _version(session: Session, door: Contents, name: str) -> ContentVersion:
-    from trainshed.cli.content_kinds import suggestions  # noqa: PLC0415 - it lists this command
-
-    with suggestions(session, door, name):
+    with near_contents(session, door, name):
         return door.version(name)
 
 

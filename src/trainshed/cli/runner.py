@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,13 @@ import click
 
 from trainshed.cli import views
 from trainshed.cli.lazy import Group
+from trainshed.cli.nearest import near_runners
 from trainshed.cli.output import Column, Fields, Sentence, Table, sent_again, size
 from trainshed.cli.parameters import Whole
 from trainshed.cli.session import MAX_SUGGESTIONS, Session, json_option, quiet_option
 
 if TYPE_CHECKING:
-    from trainshed.sdk import Client, Runner, TrainshedError
+    from trainshed.sdk import Runner, TrainshedError
 
 
 def checkpoint_rules(row: Mapping[str, Any]) -> str | None:
@@ -111,7 +111,7 @@ def list_(session: Session, *, limit: int, cursor: str | None, quiet: bool) -> N
 @click.pass_obj
 def get_(session: Session, name: str) -> None:
     """Show a Runner (NAMESPACE/NAME) or one Revision (NAMESPACE/NAME@REVISION)."""
-    with session.client() as client, suggestions(session, client, name):
+    with session.client() as client, near_runners(session, client, name):
         found = client.runners.get(name).raw
     session.show(found, RUNNER, *([FILES] if "files" in found else []))
 
@@ -123,7 +123,7 @@ def get_(session: Session, name: str) -> None:
 @click.pass_obj
 def files(session: Session, selector: str, path: str | None) -> None:
     """List the files of a Revision, or print the one at PATH byte for byte."""
-    with session.client() as client, suggestions(session, client, selector):
+    with session.client() as client, near_runners(session, client, selector):
         found = client.runners.get(selector)
         if "files" not in found.raw:
             found = client.runners.get(found.selector)
@@ -190,7 +190,7 @@ def visibility(session: Session, name: str, who: str, projects: tuple[str, ...])
     """Decide who may read a Runner: everybody, its own project, or also the projects named."""
     if (who == "projects") != bool(projects):
         raise click.UsageError("`projects` needs at least one --to PROJECT, and only `projects` takes it")
-    with session.client() as client, suggestions(session, client, name):
+    with session.client() as client, near_runners(session, client, name):
         session.show(client.runners.set_visibility(name, who, projects), VISIBILITY)
 
 
@@ -200,28 +200,5 @@ def visibility(session: Session, name: str, who: str, projects: tuple[str, ...])
 @click.pass_obj
 def withdraw(session: Session, selector: str) -> None:
     """Make a Revision unfindable for new submissions; Jobs that started go on."""
-    with session.client() as client, suggestions(session, client, selector):
+    with session.client() as client, near_runners(session, client, selector):
         session.show(client.runners.withdraw(selector), Fields((("withdrawn", "selector"),)))
-
-
-@contextlib.contextmanager
-def suggestions(session: Session, client: Client, wanted: str) -> Iterator[None]:
-    """When a Runner is not found, look up the names that come nearest."""
-    from trainshed.sdk.errors import NotFound, TrainshedError  # noqa: PLC0415 - click only at import time
-
-    try:
-        yield
-    except NotFound as error:
-        if error.code == "RUNNER_NOT_FOUND":
-            with contextlib.suppress(TrainshedError):
-                name, at, _ = wanted.partition("@")
-                found = client.runners.list(limit=100)
-                session.nearest(name, dict.fromkeys(each.name for each in found))
-                if at:
-                    session.suggestions = [
-                        f"{each.name}@{each.source_ref or each.revision}"
-                        for near in session.suggestions
-                        for each in found
-                        if each.name == near
-                    ][:MAX_SUGGESTIONS]
-        raise
