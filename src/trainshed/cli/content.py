@@ -175,7 +175,7 @@ def verify(
             if last is not None:
                 session.note(f"It goes on with --cursor {last}")
             raise
-        taken, corrected = _repaired(client, found) if repair else ([], [])
+        taken, corrected = _repaired(client, found, target) if repair else ([], [])
     document = {
         **{key: ended[key] for key in ("checked", "bytes", "damaged")},
         "damage": found,
@@ -242,7 +242,7 @@ def gc(context: click.Context, *, dry_run: bool, wait_timeout: float | None) -> 
     context.exit(Exit.OK if state["state"] == "done" else Exit.FAILED)
 
 
-def _repaired(client: Client, found: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+def _repaired(client: Client, found: list[dict[str, Any]], target: str | None) -> tuple[list[str], list[str]]:
     """Take out the damaged copies that nobody needs or somebody can publish again, and correct records.
 
     Answers both, by digest. What was done leaves other advice in ``found``; what cannot be taken out stays
@@ -255,7 +255,7 @@ def _repaired(client: Client, found: list[dict[str, Any]]) -> tuple[list[str], l
         if damage["problem"] not in {"changed", "missing"}:
             continue
         try:
-            done = client.content.take_out(damage["sha256"])
+            done = client.content.take_out(damage["sha256"], target=target)
         except NotFound:
             continue  # it was collected meanwhile
         except Conflict as error:

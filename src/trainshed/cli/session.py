@@ -249,11 +249,13 @@ def _told(error: TrainshedError) -> Iterator[str]:
         return
     code = getattr(error, "code", type(error).__name__)
     status = f" ({error.status})" if isinstance(error, ApiError) else ""
-    yield f"error: {code}{status}: {_headline(error.message, [message for message, _ in places])}"
-    mixed = any(fault_code != code for _, fault_code in places)
+    codes = {fault_code for _, fault_code in places}
+    # One that all faults share is told once; the refusal's own may only say that faults follow.
+    shared = f" [{min(codes)}]" if len(codes) == 1 and code not in codes else ""
+    yield f"error: {code}{status}{shared}: {_headline(error.message, [message for message, _ in places])}"
     for (message, fault_code), paths in places.items():
         where = _untold(paths, message)
-        label = f" [{fault_code}]" if mixed else ""
+        label = f" [{fault_code}]" if len(codes) > 1 else ""
         yield f"  - {f'{_listed(where)}: ' if where else ''}{message}{label}"
     if hidden := isinstance(error, ApiError) and error.body.get("errors_not_shown"):
         yield f"  … and {hidden} more"

@@ -318,17 +318,20 @@ def _forget_cached(reader: BlobReader) -> None:
             return
 
 
-def take_out(database: Database, blobs: BlobStore, sha256: str, clock: Callable[[], float]) -> TakenOut:
+def take_out(
+    database: Database, blobs: BlobStore, sha256: str, clock: Callable[[], float], *, asked: str = ""
+) -> TakenOut:
     """Remove the bytes of a blob if they are damaged, so that publishing sends them; what was done.
 
     Its row goes with them: whoever publishes what holds it is told that it is missing. Nobody can store it
-    meanwhile. Bytes that are right correct a row that says another size. Raises `Refusal` ``BLOB_NOT_FOUND``,
+    meanwhile. Bytes that are right correct a row that says another size. The advice names ``asked``, a
+    version, before others that hold the blob. Raises `Refusal` ``BLOB_NOT_FOUND``,
     ``BLOB_BEING_DELETED``, ``RESOURCE_IN_USE`` where a program produced what is damaged and nobody could send
     it again, and what the store raises.
     """
     with database.read() as connection:
         recorded = holders.still_recorded(connection, sha256)
-        affected = holders.holders_of(connection, sha256)
+        affected = holders.holders_of(connection, sha256, first=asked)
     if not recorded and not affected.any:
         raise Refusal.of("BLOB_NOT_FOUND", f"there is no blob {sha256}", path="sha256")
     irreplaceable = affected.any and not affected.can_be_published_again

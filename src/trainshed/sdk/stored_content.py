@@ -52,10 +52,14 @@ class StoredContent:
         """The newest pass, and the one ``asked`` for last. Owner key only."""
         return mapping(self._transport.call("GET", route("admin", "content", "gc")), "a report")
 
-    def take_out(self, sha256: str) -> Document:
-        """Remove a blob's stored copy if it is damaged, so that publishing sends it again. Owner key only."""
-        path = route("admin", "content", "blobs", sha256, "take-out")
-        return mapping(self._transport.call("POST", path, content=b"", repeatable=True), "an answer")
+    def take_out(self, sha256: str, *, target: str | None = None) -> Document:
+        """Remove a blob's stored copy if it is damaged, so that publishing sends it again. Owner key only.
+
+        ``target`` as of `verify`: the advice is about what was asked for, not others that share its bytes.
+        """
+        path, query = route("admin", "content", "blobs", sha256, "take-out"), {"target": target}
+        answer = self._transport.call("POST", path, query=query, content=b"", repeatable=True)
+        return mapping(answer, "an answer")
 
     def verify(
         self, target: str | None = None, *, mb_per_second: float | None = None, cursor: str | None = None

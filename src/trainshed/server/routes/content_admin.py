@@ -172,19 +172,23 @@ def verify(call: Call) -> Response:
         "Take a damaged copy out",
         answer=shapes.TakenOut,
         any_of=ADMIN,
+        params=(_TARGET,),
         refuses=("BLOB_NOT_FOUND", "BLOB_BEING_DELETED", "RESOURCE_IN_USE", "STORAGE_UNAVAILABLE"),
     ),
 )
 def take_blob_out(call: Call, sha256: str) -> shapes.TakenOut:
     """So that publishing again sends its bytes. An intact copy stays, and one that nobody could send again.
 
-    What is intact corrects a record that says another size. Owner key only.
+    What is intact corrects a record that says another size. Of several contents that hold the bytes the
+    advice names the `target`. Owner key only.
     """
     _owner_only(call, "the blobs of all projects")
     services = call.services
     if not _SHA256.fullmatch(sha256):
         raise Refusal.of("BLOB_NOT_FOUND", "a blob is named by 64 lower-case hex digits", path="sha256")
-    done = take_out(services.database, services.blobs, sha256, services.clock)
+    target = call.query.get("target")
+    asked = _scope(call, target).asked if target is not None else ""
+    done = take_out(services.database, services.blobs, sha256, services.clock, asked=asked)
     return shapes.TakenOut(sha256=sha256, damaged=done.damaged, corrected=done.corrected, advice=done.advice)
 
 
