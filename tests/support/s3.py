@@ -23,6 +23,8 @@ BUCKET = "blobs"
 """There is one from the start: SeaweedFS sets whole volumes aside for each."""
 KINDS = ("seaweedfs", "moto")
 _UP_SECONDS = 60.0
+_SOCKETS = Path("/tmp")
+"""Where SeaweedFS puts them, whatever it is told."""
 
 
 class S3Server:
@@ -82,6 +84,9 @@ class S3Server:
         # SeaweedFS takes its leave for ten seconds; nothing of it is needed any more.
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
+        for port in self._ports:
+            for socket_file in _SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
+                socket_file.unlink(missing_ok=True)
 
     def _seaweedfs(self) -> list[str]:
         """One process with a port for each of its parts: every one has a default that another may use."""
@@ -100,6 +105,7 @@ class S3Server:
         (self._folder / "data").mkdir(exist_ok=True)
         return [
             _program("weed"),
+            f"-logdir={self._folder}",
             "server",
             f"-dir={self._folder / 'data'}",
             "-ip=127.0.0.1",
