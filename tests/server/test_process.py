@@ -254,10 +254,11 @@ def test_a_controller_stands_by_and_takes_over_when_the_leader_is_killed(tmp_pat
         postgres.drop_database("standby")
 
 
-def test_an_idle_server_takes_less_than_120_mb(running: ServerProcess):
-    """The first one on new data has loaded what builds the tables as well, some 8 MB."""
-    running.stop()
-    running.start()
+@pytest.mark.parametrize("data", ["new", "known"])
+def test_an_idle_server_takes_less_than_120_mb(running: ServerProcess, data: str):
+    if data == "known":
+        running.stop()
+        running.start()
     running.http().get("/v1/me")
     for line in Path(f"/proc/{running.pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):

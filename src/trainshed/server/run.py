@@ -35,7 +35,7 @@ from trainshed.server.logging import configure_logging
 from trainshed.server.protocol import MAX_MESSAGE_BYTES, BoundedProtocol, web_socket
 from trainshed.server.wiring import Deployment, build
 from trainshed.store.database import DatabaseUnavailable
-from trainshed.store.schema import SchemaTooNew
+from trainshed.store.schema import SchemaTooNew, migrate_apart
 
 ROLES = ("all", "api", "controller")
 EXIT_SETTINGS = 2
@@ -173,6 +173,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _deployment(options: ServeOptions, config: configuration.Config, folder: DataFolder) -> Deployment:
     try:
+        migrate_apart(_database_url(options, folder))
         return build(
             config=config,
             folder=folder,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from pathlib import Path
 
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
-from trainshed.store.database import DatabaseUnavailable
+from trainshed.store.database import Database, DatabaseUnavailable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 _LOCK_KEY = 0x747261696E736864
@@ -16,6 +19,33 @@ _LOCK_KEY = 0x747261696E736864
 
 class SchemaTooNew(Exception):
     """The database was written by a newer program than this one."""
+
+
+def migrate_apart(url: str) -> None:
+    """Run the missing migrations in a child process, with which the memory that they take goes.
+
+    For a server before it starts threads. Whatever goes wrong is left to `migrate`, which is to follow: it
+    does what was not done, and tells why it cannot. Nothing happens where forking is not safe.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return
+    database = Database(url)
+    try:
+        current = _is_current(database.engine)
+    except DBAPIError:
+        return
+    finally:
+        database.close()  # SQLite allows no connection to be open across a fork
+    if current:
+        return
+    child = os.fork()
+    if not child:
+        try:
+            os.closerange(3, 1 << 16)  # a lock of this process's must not outlive it where it is killed
+            migrate(Database(url).engine)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
 
 
 def migrate(engine: Engine) -> None:
