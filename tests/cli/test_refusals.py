@@ -163,6 +163,9 @@ def test_a_program_is_told_of_a_wrong_command_line_as_json(run, quiet, name, wor
         ("job", "submit", "--json"),
         ("dataset", "publish", "no-file", "--name", "lab/x", "--version", "1", "--json"),
         ("train", "create", "-f", "no-file", "--json"),
+        ("job", "submit", "--json", "--runner"),
+        ("gpu", "logs", "--json", "x", "--tail"),
+        ("--url", "http://127.0.0.1:1", "job", "list", "--json=1"),
     ],
 )
 def test_every_refusal_of_a_command_line_is_one_json_line(run, quiet, arguments):

@@ -111,6 +111,27 @@ def test_a_data_folder_that_cannot_be_used_is_told_in_a_sentence(tmp_path: Path)
     assert_one_line(serve(Path("/proc/trainshed")), EXIT_FOLDER, "/proc/trainshed")
 
 
+def test_damaged_keys_of_hidden_values_are_told_in_a_sentence(tmp_path: Path):
+    data = tmp_path / "d"
+    data.mkdir(mode=0o700)
+    for damaged in ("abc\n", "\u00e9\n"):
+        (data / "secrets.key").write_text(damaged)
+        assert_one_line(serve(data), EXIT_FOLDER, "secrets.key", "cannot be used")
+
+
+def test_a_first_start_is_none_the_worse_for_a_parent_that_ignores_its_children(tmp_path: Path):
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    code = f"{ignoring}; os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-m", "trainshed", "serve", "--port", "0", "--data-dir", str(tmp_path / "d")]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith("Trainshed serves http://")
+        server.terminate()
+        assert server.wait(30) == 0
+
+
 def test_a_database_from_a_newer_program_is_refused_and_left_alone(tmp_path: Path):
     server = ServerProcess(tmp_path / "data")
     server.start()
@@ -131,7 +152,7 @@ def test_a_database_that_does_not_answer_is_told_in_a_sentence(tmp_path: Path):
     assert_one_line(serve(tmp_path / "d", "--database-url", url), EXIT_DATABASE, "does not answer")
 
 
-@pytest.mark.parametrize("url", ["nonsense", "mysql://u@h/d"])
+@pytest.mark.parametrize("url", ["nonsense", "mysql://u@h/d", "postgresql://u@h:port/d"])
 def test_a_database_url_that_cannot_be_used_is_told_in_a_sentence(tmp_path: Path, url: str):
     assert_one_line(serve(tmp_path / "d", "--database-url", url), EXIT_SETTINGS, "database")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.profiles import publish_runner, runner_toml
 from support.site import Site, submission
 from trainshed.model.errors import MAX_BODY_BYTES
 from trainshed.model.submission import MAX_COMMAND_BYTES
@@ -259,6 +261,25 @@ def test_all_faults_are_answered_at_once_the_most_important_first(sqlite_site: S
 def test_what_no_node_can_give_is_told_beside_what_is_malformed(module_site: Site, spec, told):
     answer = module_site.post("/v1/jobs", submission(**spec))
     assert {fault["path"].removeprefix("spec.") for fault in answer.json()["errors"]} == told
+
+
+@pytest.mark.parametrize(
+    ("instead", "told"),
+    [
+        ({"resorces": {"gpu_type": "H100", "gpus": 1}}, {"resorces"}),
+        ({"gpus": 1, "gpu_type": "H100"}, {"gpus", "gpu_type"}),
+        ({"colour": 1}, {"colour", "resources.gpus"}),
+    ],
+)
+def test_what_a_misspelt_key_may_mean_is_not_told_as_missing_too(
+    sqlite_site: Site, tmp_path: Path, instead, told
+):
+    text = runner_toml(resources={"cpus": 1})
+    runner = publish_runner(sqlite_site, tmp_path / "runner", "team/bare", text)
+    document = submission(**instead, runner=runner)
+    del document["spec"]["resources"]
+    answer = sqlite_site.post("/v1/jobs", document).json()
+    assert {fault["path"].removeprefix("spec.") for fault in answer["errors"]} == told
 
 
 def test_a_body_with_thousands_of_faults_answers_at_most_8192_bytes(sqlite_site: Site):

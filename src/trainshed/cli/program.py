@@ -6,6 +6,7 @@ happens.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -84,7 +85,8 @@ def run(arguments: Sequence[str] | None = None, program: click.Group = root) -> 
         )
         sys.stdout.flush()
     except click.ClickException as error:
-        _tell_misuse(session, given, error)
+        with contextlib.suppress(OSError):  # nobody reads it; the exit status still tells
+            _tell_misuse(session, program, given, error)
         return Exit.USAGE
     except click.Abort:
         click.echo("interrupted", err=True)
@@ -108,15 +110,25 @@ def run(arguments: Sequence[str] | None = None, program: click.Group = root) -> 
 
         if not isinstance(error, TrainshedError):
             raise
-        session.report(error)
+        with contextlib.suppress(OSError):  # as above
+            session.report(error)
         return session.exit_for(error)
     return status if isinstance(status, int) else Exit.OK
 
 
-def _tell_misuse(session: Session, given: Sequence[str], error: click.ClickException) -> None:
+def _tell_misuse(
+    session: Session, program: click.Group, given: Sequence[str], error: click.ClickException
+) -> None:
     """Say what is wrong with the command line, in the form that was asked for."""
-    if session.json or _json_is_asked_for(given, error):
-        session.report_misuse(error)
+    words = given[: given.index("--")] if "--" in given else given
+    command, called = _meant(session.program, program, words)
+    if (context := getattr(error, "ctx", None)) is not None:  # not of every mistake
+        command, called = context.command, context.command_path
+    # Whoever mistyped the command meant one that has the option; to others it is the mistake itself.
+    has_it = isinstance(command, click.Group) or any("--json" in each.opts for each in command.params)
+    asked = has_it and any(word.partition("=")[0] == "--json" for word in words)
+    if session.json or asked:
+        session.report_misuse(error, called)
         return
     from trainshed.cli.output import plain  # noqa: PLC0415 - not for `--help`
 
@@ -125,15 +137,17 @@ def _tell_misuse(session: Session, given: Sequence[str], error: click.ClickExcep
     click.echo(plain(shown.getvalue()), err=True, nl=False)
 
 
-def _json_is_asked_for(given: Sequence[str], error: click.ClickException) -> bool:
-    """Whether ``--json`` stands in a command line that could not be read as far as that."""
-    words = given[: given.index("--")] if "--" in given else given
-    context = getattr(error, "ctx", None)
-    if context is None or "--json" not in words:
-        return False
-    # Whoever mistyped the command meant one that has the option; to others it is the mistake itself.
-    command = context.command
-    return isinstance(command, click.Group) or any("--json" in each.opts for each in command.params)
+def _meant(name: str, program: click.Group, words: Sequence[str]) -> tuple[click.Command, str]:
+    """The command that these words lead to, and how it is called."""
+    command: click.Command = program
+    called = [name]
+    for word in words:
+        if not isinstance(command, click.Group):
+            break
+        if (found := command.get_command(click.Context(command), word)) is not None:
+            command = found
+            called.append(word)
+    return command, " ".join(called)
 
 
 def _give_up_stdout() -> None:

@@ -146,19 +146,17 @@ class Session:
             self.submitting = may_be_submitted(error)
         self.tell_what_goes_on()
 
-    def report_misuse(self, error: click.ClickException) -> None:
-        """Tell a program what is wrong with its command line."""
+    def report_misuse(self, error: click.ClickException, called: str) -> None:
+        """Tell a program what is wrong with its command line, which called ``called``."""
         import json  # noqa: PLC0415 - see above
 
-        context = getattr(error, "ctx", None)
-        called = "" if context is None else context.command_path
         of_gpu = "gpu" in called.split()[:2]
         document = {
             **_OWN_REFUSAL,
             "error": "UsageError",
             "code": "invalid_request" if of_gpu else None,
             "message": error.format_message(),
-            "hint": f"`{called} --help` says how it is written." if called else "",
+            "hint": f"`{called} --help` says how it is written.",
         }
         click.echo(json.dumps(document), err=True)
 

@@ -6,6 +6,7 @@ request (E3).
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,15 @@ from trainshed.model.runner import RUN_COMMAND, RunnerDefinition
 from trainshed.model.selectors import Selector
 from trainshed.model.states import OutputStatus, State
 from trainshed.model.strict_json import canonical_json
-from trainshed.model.submission import RESOURCE_KEYS, UNREAD, Submission, TrialRequest, read_submission
+from trainshed.model.submission import (
+    MAX_COMPARED,
+    RESOURCE_KEYS,
+    SPEC_KEYS,
+    UNREAD,
+    Submission,
+    TrialRequest,
+    read_submission,
+)
 from trainshed.policy.budget import Account, ProjectLimits, RunningTrial, account
 from trainshed.policy.effective import (
     TIMEOUT,
@@ -366,6 +375,7 @@ def _unread(request: TrialRequest, malformed: Iterable[Fault]) -> set[str]:
     Judged with defaults in their place it would be as nobody asked for it.
     """
     found: set[str] = set()
+    compared = 0
     resources = f"{request.path}.resources"
     for fault in malformed:
         if fault.path.startswith(f"{request.path}.timeout"):
@@ -373,6 +383,11 @@ def _unread(request: TrialRequest, malformed: Iterable[Fault]) -> set[str]:
         elif fault.path.startswith(resources):
             key = fault.path.removeprefix(f"{resources}.")
             found |= {key} if key in RESOURCE_KEYS else _not_given(request) - {TIMEOUT}
+        elif compared < MAX_COMPARED and fault.path.startswith(f"{request.path}."):
+            key = fault.path.removeprefix(f"{request.path}.")
+            compared += 1
+            if key not in SPEC_KEYS and difflib.get_close_matches(key, ("resources", *RESOURCE_KEYS), n=1):
+                found |= _not_given(request) - {TIMEOUT}
     return found
 
 

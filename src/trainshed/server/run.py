@@ -182,6 +182,8 @@ def _deployment(options: ServeOptions, config: configuration.Config, folder: Dat
             simulate_gpus=options.simulate_gpus,
             hide=options.hide,
         )
+    except FolderUnusable as error:
+        raise CannotServe(str(error), EXIT_FOLDER) from error
     except SchemaTooNew as error:
         raise CannotServe(str(error), EXIT_DATABASE) from error
     except DatabaseUnavailable as error:

@@ -139,7 +139,7 @@ class Database:
 def _checked_url(text: str) -> URL:
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise ValueError("the database URL cannot be parsed; write postgresql://user@host/name") from None
     if url.get_backend_name() not in {"sqlite", "postgresql"}:
         raise ValueError(f"the database must be sqlite or postgresql, not {url.get_backend_name()}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from trainshed.store.database import Database, DatabaseUnavailable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+_PR_SET_PDEATHSIG = 1
 _LOCK_KEY = 0x747261696E736864
 """Of PostgreSQL's advisory lock; the letters ``trainshd``, so that no other program takes it by chance."""
 
@@ -38,14 +42,20 @@ def migrate_apart(url: str) -> None:
         database.close()  # SQLite allows no connection to be open across a fork
     if current:
         return
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError:
+        return
     if not child:
         try:
-            os.closerange(3, 1 << 16)  # a lock of this process's must not outlive it where it is killed
+            # Where this process is killed, neither it nor a lock of this process's goes on.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.closerange(3, 1 << 16)
             migrate(Database(url).engine)
         finally:
             os._exit(0)
-    os.waitpid(child, 0)
+    with contextlib.suppress(ChildProcessError):  # told, once it ended, where SIGCHLD is ignored
+        os.waitpid(child, 0)
 
 
 def migrate(engine: Engine) -> None:
