@@ -39,18 +39,41 @@ def fault(data: bytes) -> str:
     return str(caught.value)
 
 
+class Heard(list[ContentFile]):
+    """The files that a scan with a listener found."""
+
+    scan: ManifestScan
+
+
+def listen(data: bytes) -> tuple[Heard, list[tuple[str, str]], ManifestFault | None]:
+    """The files, what the listener was told, and what ended the reading before its time."""
+    told: list[tuple[str, str]] = []
+    found = Heard()
+    found.scan = ManifestScan(io.BytesIO(data).read, lambda *each: told.append(each))
+    try:
+        for file in found.scan:
+            found.append(file)
+    except ManifestFault as error:
+        return found, told, error
+    return found, told, None
+
+
+def listing(files: list[object]) -> bytes:
+    """A manifest with these entries, whatever they are."""
+    document = {"schema": "trainshed.manifest/1", "kind": "datasets", "files": files, "about": {}}
+    return canonical_json(document).encode()
+
+
 def manifest(*paths: str, about=None, size=3) -> Manifest:
     return make_manifest(ContentKind.DATASETS, [ContentFile(path, size, A) for path in paths], about)
 
 
 def test_a_listener_is_told_every_entry_at_fault_and_the_rest_is_read():
     files = [{"path": path, "sha256": A, "size": 3} for path in ("b", "a", "", "c", "c", "d")]
-    files[3] |= {"more": 1}
-    document = {"schema": "trainshed.manifest/1", "kind": "datasets", "files": files, "about": {}}
-    told: list[tuple[str, str]] = []
-    found = ManifestScan(io.BytesIO(canonical_json(document).encode()).read, lambda *each: told.append(each))
+    files[3] = {"more": 1}
+    found, told, _ = listen(listing(files))
     assert [file.path for file in found] == ["b", "a", "c", "d"]
-    assert found.files == 6
+    assert (found.scan.files, found.scan.unread) == (6, 1)
     places = [place for place, _ in told]
     assert places == ["files[1]", "files[2]", "files[3]"]
     assert ["order" in told[0][1], "empty" in told[1][1], "canonically" in told[2][1]] == [True] * 3
@@ -61,19 +84,75 @@ def test_every_entry_at_fault_is_told_whatever_it_is_and_wherever_it_stands():
     files = [
         {},
         7,
-        good | {"size": "x"},
+        good | {"path": "a", "size": "x"},
         good,
-        good | {"aaa": 1},
+        good | {"path": "c", "aaa": 1},
         good | {"path": [good, good]},
         "],",
         {"x": 1},
+        good | {"path": "c"},
     ]
-    document = {"schema": "trainshed.manifest/1", "kind": "datasets", "files": files, "about": {}}
-    told: list[tuple[str, str]] = []
-    found = ManifestScan(io.BytesIO(canonical_json(document).encode()).read, lambda *each: told.append(each))
-    assert [file.path for file in found] == ["b"]
-    assert (found.kind, found.files) == (ContentKind.DATASETS, 8)
-    assert [place for place, _ in told] == [f"files[{place}]" for place in (0, 1, 2, 4, 5, 6, 7)]
+    found, told, failed = listen(listing(files))
+    assert [file.path for file in found] == ["a", "b", "c", "c"]
+    assert [place for place, _ in told] == [f"files[{place}]" for place in (0, 1, 2, 4, 5, 6, 7, 8)]
+    assert "is listed twice" in told[-1][1]
+    assert failed is None
+
+
+def test_of_an_entry_at_fault_the_path_is_read_and_nothing_else():
+    spelled = "d\\u00fc", "d\u00fd"
+    entries = [f'{{"path":"{path}","sha256":"{A}","size":"x"}}' for path in ("a\\/b", "c", *spelled)]
+    no_path = ['{"path":7}', '{"path":"' + "x" * 1025 + '"}', "[]", '{"size":"é"}']
+    found, told, _ = listen(listing([]).replace(b"[]", f"[{','.join([*entries, *no_path])}]".encode()))
+    assert list(found) == [ContentFile(path, 0, "") for path in ("a/b", "c", "dü", "dý")]
+    assert (len(told), found.scan.files, found.scan.unread) == (8, 8, 4)
+    assert found.scan.total_bytes == 0
+
+
+class CountedDecoder(json.JSONDecoder):
+    """Counts what a manifest makes it do."""
+
+    def __init__(self):
+        super().__init__()
+        self.failed = 0
+        self.decoded = 0
+
+    def raw_decode(self, text, place=0):
+        self.failed += 1
+        value, end = super().raw_decode(text, place)
+        self.failed -= 1
+        self.decoded += end - place
+        return value, end
+
+
+@pytest.mark.parametrize("entry", ['{"path":[1', '{"path":"', '{"path":1}x', '{"path":' + "9" * 5000])
+def test_entries_that_are_no_json_are_decoded_no_more_often_than_faults_are_shown(monkeypatch, entry):
+    monkeypatch.setattr(manifests, "_DECODER", decoder := CountedDecoder())
+    whole = listing([]).replace(b"[]", f"[{','.join([entry] * 1000)}]".encode())
+    _, told, failed = listen(whole)
+    assert len(told) == 999
+    assert "files[999]" in str(failed)
+    assert decoder.failed <= manifests.SHOWN_FAULTS
+    assert decoder.decoded <= len(whole)
+
+
+def test_entries_that_are_json_are_decoded_once_and_counted_to_the_last(monkeypatch):
+    monkeypatch.setattr(manifests, "_DECODER", decoder := CountedDecoder())
+    whole = listing([{"path": f"{number:04}", "sha256": A, "size": "x"} for number in range(2000)])
+    found, told, failed = listen(whole)
+    assert (len(told), found.scan.files, len(list(found)), failed) == (2000, 2000, 2000, None)
+    assert decoder.failed == 0
+    assert decoder.decoded <= len(whole)
+
+
+def test_faults_beyond_those_that_are_shown_are_counted():
+    rules = PathRules()
+    for number in range(250):
+        rules.add(f"../{number}")
+    rules.add("a")
+    rules.add("a/b")
+    assert len(rules.finish()) == manifests.SHOWN_FAULTS
+    assert rules.left_out == 251 - manifests.SHOWN_FAULTS
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x7fb", "a\x85b", "a\x00b", "a\x1b[2Jb"])

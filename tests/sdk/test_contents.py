@@ -217,6 +217,14 @@ def test_E102_what_a_recipe_needs_is_told_beside_its_other_faults(client, module
                 client.recipes.publish(root, name="sdk/needing", version=version)
             local = "speed" if line else "version"
             assert [fault.path for fault in caught.value.faults] == [local, *told]
+    # So is what is wrong with a label that looks like a digest, which only the whole manifest shows.
+    root = needing(tmp_path / "recipe", "envloop://recipes/sdk/none@1", "0" * 64)
+    for _ in range(2):  # the second time the folder is a known one
+        with pytest.raises(NotFreezable) as caught:
+            client.recipes.publish(root, name="sdk/needing", version="b" * 64)
+        assert [fault.path for fault in caught.value.faults] == ["version", "dependencies.lib.uri"]
+    again = client.recipes.publish(tmp_path / "lib", name="sdk/lib", version=lib.manifest_sha256)
+    assert again.version.version == lib.manifest_sha256
     # What is wrong here is told also where nobody says what else is.
     with (
         FaultProxy(module_server.url, in_turn([Fault.DROP_REQUEST] * 9, method="GET", path="/v1")) as proxy,

@@ -194,6 +194,10 @@ def test_a_manifest_that_lies_is_refused(sqlite_site: Site):
     assert "has 4 bytes, and the manifest says 5" in told(longer)
     two = attempt([ContentFile("a", 4, sha256(data)), ContentFile("b", 5, sha256(data))])
     assert "another file of its digest 4" in told(two)
+    blobs = [f"{number:02}".encode() for number in range(60)]
+    upload(sqlite_site, *blobs)
+    many = attempt([ContentFile(blob.decode(), 9, sha256(blob)) for blob in blobs]).json()
+    assert len(many["errors"]) + many["errors_not_shown"] == 60
     other = attempt([ContentFile("a", 4, sha256(data))], manifest_sha256="0" * 64)
     assert code(other) == (409, "CONTENT_HASH_MISMATCH")
     hostile = attempt(
@@ -283,6 +287,15 @@ def test_all_faults_of_a_publication_are_answered_at_once(sqlite_site: Site):
         r"new\nline",
         "manifest_sha256",
     }
+
+
+@pytest.mark.parametrize(("kind", "path"), [(DATASETS, "data/train.csv"), (RECIPES, "train.py")])
+def test_a_file_whose_entry_is_at_fault_is_not_told_to_be_missing(sqlite_site: Site, kind, path):
+    manifest = json.loads(manifest_of(kind, {path: b"x", "recipe.toml": RECIPE}).encode())
+    next(entry for entry in manifest["files"] if entry["path"] == path)["size"] = "x"
+    body = {"manifest_sha256": sha256(json.dumps(manifest, separators=(",", ":")).encode())}
+    answer = sqlite_site.post(f"/v1/content/{kind}/team/words/versions", {**body, "manifest": manifest})
+    assert {fault["path"] for fault in answer.json()["errors"]} <= {"files[0]", "files[1]"}
 
 
 def test_a_manifest_of_another_kind_is_refused(sqlite_site: Site):

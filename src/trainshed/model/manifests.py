@@ -17,7 +17,7 @@ from typing import Any
 
 from trainshed.model.content import MANIFEST_SCHEMA, ContentFile, ContentKind
 from trainshed.model.errors import Fault, Refusal
-from trainshed.model.runner_tree import path_fault, path_text
+from trainshed.model.runner_tree import MAX_PATH_BYTES, path_fault, path_text
 from trainshed.model.strict_json import canonical_json, decode_json
 
 MAX_FILES = 1_000_000
@@ -28,6 +28,7 @@ SHOWN_FAULTS = 100
 _CODE = "INVALID_CONTENT"
 _CHUNK = 1 << 18
 _LONGEST_ENTRY = 16 << 10
+_DECODER = json.JSONDecoder()
 _HEAD = b'{"about":'
 _FILES = b',"files":['
 _ENTRY = re.compile(
@@ -50,7 +51,8 @@ class ManifestScan:
     """Reads canonical bytes in one pass: ``about`` at once, the files by iterating, the rest after them.
 
     ``read(n)`` answers at most ``n`` bytes, ``b""`` at the end. Raises `ManifestFault`; where ``tell`` is
-    given it is told the place and the fault of each entry at fault, and reading goes on as far as it can.
+    given it is told the place and the fault of each entry at fault, and reading goes on as far as it can: of
+    an entry that is not canonical the path alone counts, with no size and no digest (0 and ``""``).
     """
 
     def __init__(self, read: Callable[[int], bytes], tell: Callable[[str, str], None] | None = None) -> None:
@@ -61,12 +63,15 @@ class ManifestScan:
         self._place = 0
         self._dropped = 0
         self._ended = False
+        self._searches = SHOWN_FAULTS
         self.about: dict[str, Any] = self._about()
         self.files_start = self._position()
         """The byte at which the first entry starts."""
         self.kind: ContentKind | None = None
         self.files = 0
         self.total_bytes = 0
+        self.unread = 0
+        """Entries at fault of which not even the path could be read: what is missing may be among them."""
 
     def __iter__(self) -> Iterator[ContentFile]:
         before = b""
@@ -167,30 +172,41 @@ class ManifestScan:
         match = _ENTRY.match(self._buffer, self._place)
         path = _path_of(match[2]) if match else None
         if match is None or path is None:
-            said = (
-                "is not written canonically: an object with `path`, `sha256`, `size` and, only if true, "
-                "`executable`; keys sorted, no spaces, ASCII"
-            )
-            behind = None if self._tell is None else self._behind()
-            if self._tell is None or behind is None:
-                raise ManifestFault(f"files[{self.files}] (byte {self._position()}) {said}")
-            self._tell(f"files[{self.files}]", said)
-            self._place = behind
-            return None
+            return self._at_fault()
         self._place = match.end()
         return ContentFile(path, int(match[4]), match[3].decode(), executable=match[1] is not None)
 
-    def _behind(self) -> int | None:
-        """Where reading goes on behind an entry at fault, ``None`` if that cannot be told."""
-        text = self._buffer[self._place : self._place + _LONGEST_ENTRY].decode("latin-1")
-        try:
-            _, length = json.JSONDecoder().raw_decode(text)
-        except (ValueError, RecursionError):
-            length = 0
-        if length and text[length : length + 1] in {",", "]"}:
-            return self._place + length
+    def _at_fault(self) -> ContentFile | None:
+        """Tell of an entry that is not canonical and go on behind it; its path, if that can be read."""
+        said = (
+            "is not written canonically: an object with `path`, `sha256`, `size` and, only if true, "
+            "`executable`; keys sorted, no spaces, ASCII"
+        )
+        behind, path = (None, None) if self._tell is None else self._behind()
+        if self._tell is None or behind is None:
+            raise ManifestFault(f"files[{self.files}] (byte {self._position()}) {said}")
+        self._tell(f"files[{self.files}]", said)
+        self._place = behind
+        if path is None:
+            self.unread += 1
+            return None
+        return ContentFile(path, 0, "")
+
+    def _behind(self) -> tuple[int | None, str | None]:
+        """Where reading goes on behind an entry at fault, and its path; ``None`` for what cannot be told."""
+        # Decoding what is JSON costs what it is long. What is none may cost a window and get on by a few
+        # bytes, so that is tried for no more entries than are shown.
+        if self._searches:
+            text = self._buffer[self._place : self._place + _LONGEST_ENTRY].decode("latin-1")
+            try:
+                value, length = _DECODER.raw_decode(text)
+            except (ValueError, RecursionError):
+                value, length = None, 0
+            if length and text[length : length + 1] in {",", "]"}:
+                return self._place + length, _path_in(text[:length], value)
+            self._searches -= 1
         following = ENTRY_START.search(self._buffer, self._place)
-        return following.start() if following else None
+        return (following.start() if following else None), None
 
     def _end(self) -> None:
         self._fill(_LONGEST_ENTRY)
@@ -223,6 +239,7 @@ class PathRules:
     faults: list[Fault] = field(default_factory=list)
     """The first `SHOWN_FAULTS`."""
     broken: int = 0
+    """Faults in all."""
     _known: dict[str, str] = field(default_factory=dict)
     _folders: set[str] = field(default_factory=set)
     _files: set[str] = field(default_factory=set)
@@ -245,8 +262,13 @@ class PathRules:
         if len(self.faults) < SHOWN_FAULTS:
             self.faults.append(Fault(path_text(path), _CODE, message))
 
+    @property
+    def left_out(self) -> int:
+        """Faults beside those in ``faults``."""
+        return self.broken - len(self.faults)
+
     def finish(self) -> list[Fault]:
-        """All faults found; with those that only the whole tree shows."""
+        """The first faults, with those that only the whole tree shows; ``left_out`` counts the others."""
         for both in sorted(self._files & self._folders):
             self.fault(both, f"`{path_text(both)}` is both a file and a directory")
         return self.faults
@@ -287,6 +309,20 @@ def _path_of(literal: bytes) -> str | None:
     except ValueError:
         return None
     return path if isinstance(path, str) and canonical_json(path).encode() == literal else None
+
+
+def _path_in(text: str, entry: Any) -> str | None:
+    """The path of an entry that is not canonical, ``None`` if it has none that a file could have.
+
+    ``text`` has a character for each byte, ``entry`` is what it says if all of them are ASCII.
+    """
+    if not text.isascii():
+        try:
+            entry = json.loads(text.encode("latin-1"))
+        except ValueError:
+            return None
+    path = entry.get("path") if isinstance(entry, dict) else None
+    return path if isinstance(path, str) and len(path) <= MAX_PATH_BYTES else None
 
 
 def _named(path: str) -> str:

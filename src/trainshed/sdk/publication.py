@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trainshed.sdk.content_objects import PublishedContent, PublishProgress, content_version
 from trainshed.sdk.errors import FieldFault, NotFound, ServerUnavailable, TrainshedError
 from trainshed.sdk.home import find_home
-from trainshed.sdk.scan import LocalFile, Rule, Tree, hash_files, look, open_stream
+from trainshed.sdk.scan import LocalFile, Rule, Tree, hash_files, look, open_stream, refuse
 from trainshed.sdk.scan import Progress as BytesProgress
 from trainshed.sdk.stat_cache import StatCache
 from trainshed.sdk.transport import Transport, route
@@ -74,7 +74,7 @@ class Publication:
         cache = StatCache(find_home(), tree.root, self._kind)
         asked = self._asked()
         known = None if tree.faults or asked else cache.unchanged(tree)
-        if known is not None:
+        if known is not None and not self._mislabelled(known.manifest_sha256):
             try:
                 return self._name(known.manifest_sha256, tree)
             except (NotFound, ServerUnavailable) as error:
@@ -87,6 +87,8 @@ class Publication:
         encoded = manifest.encode()
         digest = manifest.sha256
         cache.remember(tree, digests, digest, read_ns)
+        if wrong := self._mislabelled(digest):
+            refuse(tree.root, [*wrong, *self._missing(tree)])
         return self._send(tree, digests, encoded, digest)
 
     def _digests(self, tree: Tree, cache: StatCache) -> list[str]:
@@ -115,6 +117,15 @@ class Publication:
         if "version" in self._said:
             wrong.append(("version", version_fault(str(self._said["version"]))))
         return [FieldFault(key, _CODE, f"`{key}`: {fault}") for key, fault in wrong if fault]
+
+    def _mislabelled(self, digest: str) -> list[FieldFault]:
+        """What is wrong with a label that looks like a digest; ``digest`` is the manifest's."""
+        from trainshed.model.content import SHA256  # noqa: PLC0415 - publishing only
+
+        label = str(self._said.get("version", ""))
+        if label == digest or not SHA256.fullmatch(label):
+            return []
+        return [FieldFault("version", _CODE, "`version`: looks like a manifest's digest and is another one")]
 
     def _about(self, tree: Tree) -> tuple[dict[str, Any], list[FieldFault]]:
         """What the file that describes the content says, or what is wrong with it."""

@@ -142,7 +142,8 @@ def _parse(
     encoded = _manifest(body)
     if body.faults and encoded is not None:
         told = digest if SHA256.fullmatch(digest) else hashlib.sha256(encoded).hexdigest()
-        body.faults.faults += _judged(database, principal, kind, encoded, told)[1]
+        _, faults, left_out = _judged(database, principal, kind, encoded, told)
+        raise Refusal([*body.faults.faults, *faults], left_out=left_out)
     body.finish()
     return _Wanted(version, Visibility(word) if word else None, projects, digest, encoded, size)
 
@@ -171,9 +172,9 @@ def _verified(
     """The manifest, proved wholly, with every blob of it stored and its own bytes too."""
     digest = wanted.manifest_sha256
     if wanted.manifest is not None:
-        judged, faults = _judged(database, principal, kind, wanted.manifest, digest)
+        judged, faults, left_out = _judged(database, principal, kind, wanted.manifest, digest)
         if judged is None or faults:
-            raise Refusal(faults)
+            raise Refusal(faults, left_out=left_out)
         manifest = judged
     else:
         manifest = _stored_manifest(database, blobs, principal, kind, digest)
@@ -226,7 +227,7 @@ def _check_blobs(
     """Every blob was sent by the project, is stored, and as long as the manifest says."""
     faults = FaultList()
     missing: list[str] = []
-    absent = 0
+    absent = unlike = 0
     names = list(manifest.blobs)
     with database.read() as connection:
         for start in range(0, len(names), _ASKED_AT_ONCE):
@@ -237,10 +238,13 @@ def _check_blobs(
                 if found is None:
                     absent += 1
                     missing += [name] if len(missing) < _SHOWN else []
-                elif found != said and len(faults.faults) < _SHOWN:
-                    message = f"blob {name} has {found} bytes, and the manifest says {said}"
-                    faults.add("manifest.files", "INVALID_CONTENT", message)
-    faults.raise_if_any()
+                elif found != said:
+                    unlike += 1
+                    if unlike <= _SHOWN:
+                        message = f"blob {name} has {found} bytes, and the manifest says {said}"
+                        faults.add("manifest.files", "INVALID_CONTENT", message)
+    if faults:
+        raise Refusal(faults.faults, left_out=unlike - len(faults.faults))
     if not absent and (len(names) <= _MOST_ASKED_REMOTELY or isinstance(blobs, FolderBlobStore)):
         gone = blobs.unlike(manifest.blobs)
         missing, absent = gone[:_SHOWN], len(gone)
@@ -264,20 +268,22 @@ def _missing(names: list[str], count: int, message: str) -> Refusal:
 
 def _judged(
     database: Database, principal: Principal, kind: ContentKind, encoded: bytes, sha256: str
-) -> tuple[VerifiedManifest | None, list[Fault]]:
-    """A manifest that was sent along, proved, or ``None``; and all its faults, with what a Recipe lacks."""
+) -> tuple[VerifiedManifest | None, list[Fault], int]:
+    """A sent manifest, proved, or ``None``; its faults, with what a Recipe lacks; how many more there are."""
     manifest: VerifiedManifest | None = None
     faults: list[Fault] = []
+    left_out = 0
     try:
         manifest = verify_manifest(io.BytesIO(encoded).read, kind, sha256)
     except Refusal as refusal:
         faults += refusal.faults
+        left_out = refusal.left_out
     about = json.loads(encoded).get("about") if manifest is None else manifest.about
     readable = isinstance(about, dict) and len(canonical_json(about)) <= MAX_ABOUT_BYTES
     if kind is ContentKind.RECIPES and readable:
         with database.read() as connection:
             faults += _dependency_faults(connection, principal, judge_recipe(about)[0])
-    return manifest, faults
+    return manifest, faults, left_out
 
 
 def _dependency_faults(connection: Connection, principal: Principal, recipe: Recipe) -> list[Fault]:
