@@ -52,7 +52,8 @@ class ManifestScan:
 
     ``read(n)`` answers at most ``n`` bytes, ``b""`` at the end. Raises `ManifestFault`; where ``tell`` is
     given it is told the place and the fault of each entry at fault, and reading goes on as far as it can: of
-    an entry that is not canonical the path alone counts, with no size and no digest (0 and ``""``).
+    an entry that is not canonical the path alone counts, with no size and no digest (0 and ``""``), and of
+    no more of them than faults are shown.
     """
 
     def __init__(self, read: Callable[[int], bytes], tell: Callable[[str, str], None] | None = None) -> None:
@@ -63,7 +64,8 @@ class ManifestScan:
         self._place = 0
         self._dropped = 0
         self._ended = False
-        self._searches = SHOWN_FAULTS
+        self._undecoded = SHOWN_FAULTS
+        self._paths = SHOWN_FAULTS
         self.about: dict[str, Any] = self._about()
         self.files_start = self._position()
         """The byte at which the first entry starts."""
@@ -71,7 +73,7 @@ class ManifestScan:
         self.files = 0
         self.total_bytes = 0
         self.unread = 0
-        """Entries at fault of which not even the path could be read: what is missing may be among them."""
+        """Entries at fault of which not even the path was read: what is missing may be among them."""
 
     def __iter__(self) -> Iterator[ContentFile]:
         before = b""
@@ -187,16 +189,18 @@ class ManifestScan:
             raise ManifestFault(f"files[{self.files}] (byte {self._position()}) {said}")
         self._tell(f"files[{self.files}]", said)
         self._place = behind
-        if path is None:
+        # Judging a path may cost more than reading its entry: what is refused anyway shall not.
+        if path is None or not self._paths:
             self.unread += 1
             return None
+        self._paths -= 1
         return ContentFile(path, 0, "")
 
     def _behind(self) -> tuple[int | None, str | None]:
         """Where reading goes on behind an entry at fault, and its path; ``None`` for what cannot be told."""
         # Decoding what is JSON costs what it is long. What is none may cost a window and get on by a few
         # bytes, so that is tried for no more entries than are shown.
-        if self._searches:
+        if self._undecoded:
             text = self._buffer[self._place : self._place + _LONGEST_ENTRY].decode("latin-1")
             try:
                 value, length = _DECODER.raw_decode(text)
@@ -204,7 +208,7 @@ class ManifestScan:
                 value, length = None, 0
             if length and text[length : length + 1] in {",", "]"}:
                 return self._place + length, _path_in(text[:length], value)
-            self._searches -= 1
+            self._undecoded -= 1
         following = ENTRY_START.search(self._buffer, self._place)
         return (following.start() if following else None), None
 
