@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainshed.content.blobs import BlobStore
-from trainshed.model.about import AboutCheck
+from trainshed.model.about import AboutCheck, check_about
 from trainshed.model.content import ContentFile, ContentKind
 from trainshed.model.errors import Fault, Refusal
 from trainshed.model.manifests import (
@@ -66,7 +66,7 @@ def verify_manifest(read: Callable[[int], bytes], kind: ContentKind, sha256: str
                 recipe_sha256 = file.sha256
     except ManifestFault as fault:
         broken = Fault("manifest", _CODE, f"this is no manifest: {fault}")
-        raise Refusal([broken, *names.finish()]) from None
+        raise Refusal([broken, *names.finish()], left_out=names.left_out) from None
     faults = names.finish()
     if scan.sha256 != sha256:
         said = f"the manifest's SHA-256 is {scan.sha256}, not {sha256}"
@@ -75,11 +75,12 @@ def verify_manifest(read: Callable[[int], bytes], kind: ContentKind, sha256: str
         said = f"the manifest is one of {scan.kind}, and {kind} are published here"
         faults = [*faults, Fault("manifest.kind", _CODE, said)]
     else:
-        faults = [*faults, *words.finish()]
+        # What no file seems to be may be one whose entry could not be read.
+        faults = [*faults, *(check_about(kind, scan.about) if scan.unread else words.finish())]
     if not scan.files:
         faults = [*faults, Fault("manifest.files", _CODE, f"a {kind.noun} has one file at least")]
     if faults:
-        raise Refusal(faults)
+        raise Refusal(faults, left_out=names.left_out)
     return VerifiedManifest(
         kind, sha256, scan.size, scan.about, scan.files, scan.total_bytes, blobs, recipe_sha256
     )
