@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 import threading
 import time
 
@@ -33,7 +31,7 @@ from trainshed.store import (
     training_tables,
 )
 from trainshed.store.database import Database
-from trainshed.store.schema import SchemaTooNew, migrate
+from trainshed.store.schema import SchemaTooNew, is_current, migrate
 
 
 def opened(url: str) -> Database:
@@ -70,47 +68,14 @@ def test_constraints_of_words_match_the_words_of_the_program(empty_database_url)
 
 
 def test_migrating_again_changes_nothing(empty_database_url):
+    assert not is_current(empty_database_url)
     database = opened(empty_database_url)
+    assert is_current(empty_database_url)
     add_project(database)
     migrate(database.engine)
     with database.read() as connection:
         assert connection.execute(tables.projects.select()).all()
     database.close()
-
-
-APART = """
-import sys
-from trainshed.store.database import Database
-from trainshed.store.schema import migrate, migrate_apart
-migrate_apart(sys.argv[1])
-database = Database(sys.argv[1])
-migrate(database.engine)
-with database.read() as connection:
-    print(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
-database.close()
-print("alembic" in sys.modules)
-"""
-
-
-def apart(url: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", APART, url]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere forking is not safe")
-def test_what_is_migrated_apart_leaves_nothing_in_memory_and_what_cannot_be_is_told(empty_database_url):
-    for _ in range(2):
-        ran = apart(empty_database_url)
-        assert ran.returncode == 0, ran.stderr
-        version, loaded = ran.stdout.split()
-        assert (version >= "0008", loaded) == (True, "False")
-    database = Database(empty_database_url)
-    with database.engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    database.close()
-    refused = apart(empty_database_url)
-    assert refused.returncode == 1
-    assert refused.stderr.count("has schema 9999") == 1
 
 
 def test_processes_that_start_together_migrate_one_after_another(empty_database_url):
@@ -134,6 +99,7 @@ def test_a_newer_programs_schema_is_refused_and_left_unchanged(empty_database_ur
     database = opened(empty_database_url)
     with database.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    assert not is_current(empty_database_url)
     with pytest.raises(SchemaTooNew, match="9999"):
         migrate(database.engine)
     with database.read() as connection:

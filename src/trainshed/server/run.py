@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from trainshed.content.blobs import StoreFull, StoreUnavailable
 from trainshed.engines import EngineError
+from trainshed.jobkit.apart import run_apart
 from trainshed.server import config as configuration
 from trainshed.server.data_folder import (
     DataFolder,
@@ -34,8 +35,8 @@ from trainshed.server.data_folder import (
 from trainshed.server.logging import configure_logging
 from trainshed.server.protocol import MAX_MESSAGE_BYTES, BoundedProtocol, web_socket
 from trainshed.server.wiring import Deployment, build
-from trainshed.store.database import DatabaseUnavailable
-from trainshed.store.schema import SchemaTooNew, migrate_apart
+from trainshed.store.database import Database, DatabaseUnavailable
+from trainshed.store.schema import SchemaTooNew, is_current, migrate
 
 ROLES = ("all", "api", "controller")
 EXIT_SETTINGS = 2
@@ -173,7 +174,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _deployment(options: ServeOptions, config: configuration.Config, folder: DataFolder) -> Deployment:
     try:
-        migrate_apart(_database_url(options, folder))
+        _prepare_database(_database_url(options, folder))
         return build(
             config=config,
             folder=folder,
@@ -197,6 +198,12 @@ def _deployment(options: ServeOptions, config: configuration.Config, folder: Dat
         raise CannotServe(said, EXIT_FOLDER) from error
     except (ValueError, EngineError) as error:
         raise CannotServe(str(error), EXIT_SETTINGS) from error
+
+
+def _prepare_database(url: str) -> None:
+    """Migrate in a child process: 10 MB that nothing needs afterwards. What it cannot do `build` tells of."""
+    if not is_current(url):  # and SQLite has no connection open, which would not outlive a fork
+        run_apart(lambda: migrate(Database(url).engine))
 
 
 def _ready(options: ServeOptions, folder: DataFolder, listener: socket.socket) -> None:

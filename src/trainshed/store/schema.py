@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import signal
-import sys
-import threading
 from pathlib import Path
 
 from sqlalchemy import Engine, inspect, text
@@ -16,7 +10,6 @@ from sqlalchemy.exc import DBAPIError
 from trainshed.store.database import Database, DatabaseUnavailable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-_PR_SET_PDEATHSIG = 1
 _LOCK_KEY = 0x747261696E736864
 """Of PostgreSQL's advisory lock; the letters ``trainshd``, so that no other program takes it by chance."""
 
@@ -25,37 +18,18 @@ class SchemaTooNew(Exception):
     """The database was written by a newer program than this one."""
 
 
-def migrate_apart(url: str) -> None:
-    """Run the missing migrations in a child process, with which the memory that they take goes.
+def is_current(url: str) -> bool:
+    """Whether `migrate` has nothing to do in the database at ``url``, which is closed again.
 
-    For a server before it starts threads. Whatever goes wrong is left to `migrate`, which is to follow: it
-    does what was not done, and tells why it cannot. Nothing happens where forking is not safe.
+    Raises `DatabaseUnavailable` where it cannot be looked at, and what `Database` raises.
     """
-    if sys.platform != "linux" or threading.active_count() > 1:
-        return
     database = Database(url)
     try:
-        current = _is_current(database.engine)
-    except DBAPIError:
-        return
+        return _is_current(database.engine)
+    except DBAPIError as error:
+        raise DatabaseUnavailable(str(error.orig)) from error
     finally:
-        database.close()  # SQLite allows no connection to be open across a fork
-    if current:
-        return
-    try:
-        child = os.fork()
-    except OSError:
-        return
-    if not child:
-        try:
-            # Where this process is killed, neither it nor a lock of this process's goes on.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            os.closerange(3, 1 << 16)
-            migrate(Database(url).engine)
-        finally:
-            os._exit(0)
-    with contextlib.suppress(ChildProcessError):  # told, once it ended, where SIGCHLD is ignored
-        os.waitpid(child, 0)
+        database.close()
 
 
 def migrate(engine: Engine) -> None:
