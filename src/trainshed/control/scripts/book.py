@@ -41,11 +41,11 @@ class Book:
         now = ground.clock()
         for name in ground.providers:
             if self._due.get(name, 0.0) <= now:
-                self._background.start(f"provider {name}", partial(self._check, name))
+                self._background.start(_key(name), partial(self._check, name))
 
-    def due(self) -> float | None:
-        """When the next one is asked (Unix seconds)."""
-        return min(self._due.values(), default=None)
+    def due(self) -> dict[str, float]:
+        """When each is asked (Unix seconds), by the key of that work in the background."""
+        return {_key(name): at for name, at in self._due.items()}
 
     def again(self, name: str) -> None:
         """Have one asked soon, because something about it changed."""
@@ -60,6 +60,10 @@ class Book:
         pause = FRESH_SECONDS if health.ok else recheck(failures)
         self._due[name] = ground.clock() + pause
         return True
+
+
+def _key(name: str) -> str:
+    return f"provider {name}"
 
 
 def check_provider(database: Database, provider: Provider, now: float) -> Health:

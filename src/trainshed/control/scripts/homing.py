@@ -54,13 +54,13 @@ class Homing:
         begun = [trial_id for trial_id in due if self._begin(trial_id, self._deliver)]
         return begun + [trial_id for trial_id in asked if self._begin(trial_id, self._fetch)]
 
-    def next_at(self) -> list[float]:
-        """When time alone makes something due (Unix seconds)."""
+    def due(self) -> dict[str, float]:
+        """When time alone makes something due (Unix seconds), by the key of that work in the background."""
         with self._guard:
-            return [at for _, at in self._waiting.values()]
+            return {_key(trial_id): at for trial_id, (_, at) in self._waiting.items()}
 
     def _begin(self, trial_id: str, work: Callable[[str], bool]) -> bool:
-        key = f"outputs {trial_id}"
+        key = _key(trial_id)
         if not self._background.offers(key):
             return False
         self._background.start(key, partial(work, trial_id))
@@ -108,3 +108,7 @@ class Homing:
 def _began(look: Look) -> bool:
     """Whether any Attempt ran, so that something may have been written."""
     return any(each.started_at is not None for each in look.attempts)
+
+
+def _key(trial_id: str) -> str:
+    return f"outputs {trial_id}"

@@ -149,11 +149,10 @@ class Scripts:
     def step(self, changed: set[str], *, everything: bool) -> bool:
         """One look at all script Jobs; whether another step should follow at once.
 
-        ``changed`` are Attempts that may have news; ``everything`` asks providers too.
+        ``changed`` are Attempts that may have news; ``everything`` looks at all that is held.
         """
         self._recover()
-        if everything:
-            self._book.look()
+        self._book.look()
         began = set(self._launcher.began())
         with self._database.read() as connection:
             waiting = scripts.unfinished(connection)
@@ -205,11 +204,18 @@ class Scripts:
             self._told[trial_id] = text
 
     def next_at(self) -> float | None:
-        """When time alone makes something due (Unix seconds)."""
+        """When time alone makes something due (Unix seconds).
+
+        What is due and pauses after a failure, or goes on, is due when that is over: else the controller
+        would look again and again, and find that it can do nothing.
+        """
         with self._guard:
-            due = [*self._due.values(), *self._homing.next_at()]
-        asked = self._book.due()
-        return min(due + ([] if asked is None else [asked]), default=None)
+            due = {**self._due}
+        due |= self._homing.due() | self._book.due()
+        now = self._ground.clock()
+        times = [at for key, at in due.items() if at > now or self._background.offers(key)]
+        paused = self._background.next_due()
+        return min(times if paused is None else [*times, paused], default=None)
 
     def known_units(self) -> list[str]:
         """Attempts that were opened beside the controller's thread and may hold content by now."""
