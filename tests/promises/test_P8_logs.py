@@ -81,8 +81,8 @@ def test_P8_the_end_is_stated_only_after_collection(server, tmp_path):
     seen = []
 
     def ended() -> bool:
+        page = _page(server, job_id)  # before the state: an end between the two is none of the log's
         trial = server.job(job_id)["training"]["trials"][0]
-        page = _page(server, job_id)
         seen.append((trial["state"], page["eof"] and not page["has_more"]))
         return seen[-1][1]
 

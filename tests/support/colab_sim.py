@@ -56,7 +56,10 @@ class Colab:
             empty = {"sessions": {}, "cells": [], "calls": [], "faults": {}, "pids": [], "machines": 0}
             found = json.loads(path.read_text()) if path.exists() else empty
             yield found
-            path.write_text(json.dumps(found))
+            # A call that is ended in the middle must leave what was there before.
+            fresh = path.with_suffix(".new")
+            fresh.write_text(json.dumps(found))
+            fresh.replace(path)
 
     def fault(self, command: str, *texts: str) -> None:
         """What the next calls of a command say, with status 1, having done nothing."""

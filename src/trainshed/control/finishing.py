@@ -420,10 +420,16 @@ def _close(connection: Connection, group: Sequence[Ended], now: float) -> None:
             queue.charge(connection, project_id, gpu_seconds)
 
 
+def count_start(move: Move) -> None:
+    """Note in the metrics that a Trial's program started, and how long after its submission."""
+    metrics.starts.inc()
+    metrics.start_latency.observe(max(0.0, move.values["started_at"] - move.trial.created_at))
+
+
 def _count_ends(made: Sequence[Move], group: dict[str, Ended]) -> None:
     for move in made:
         if move.after is State.RUNNING:
-            metrics.starts.inc()
+            count_start(move)
         if move.after.value not in _FINAL:
             continue
         ended = group[move.trial.id]

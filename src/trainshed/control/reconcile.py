@@ -19,7 +19,7 @@ from trainshed.content.outputs import CollectionCancelled
 from trainshed.control import metrics
 from trainshed.control.background import Workers
 from trainshed.control.crashpoints import Point, reach
-from trainshed.control.finishing import Ended, Finisher, Released, ended_move, started_move
+from trainshed.control.finishing import Ended, Finisher, Released, count_start, ended_move, started_move
 from trainshed.control.launching import (
     Active,
     FailedStart,
@@ -310,8 +310,7 @@ class Reconciler:
             return made
 
         for move in self._database.write(store):
-            metrics.starts.inc()
-            metrics.start_latency.observe(max(0.0, move.values["started_at"] - move.trial.created_at))
+            count_start(move)
         reach(Point.RUNNING_AFTER_COMMIT)
 
     def _store_failed_starts(self, failed: Sequence[FailedStart]) -> None:
@@ -412,7 +411,9 @@ class Reconciler:
 
         if fresh:
             made = self._database.write(store)
-            metrics.starts.inc(sum(move.after is State.RUNNING for move in made))
+            for move in made:
+                if move.after is State.RUNNING:
+                    count_start(move)
         reach(Point.COLLECTING_AFTER_COMMIT)
 
     @staticmethod
